@@ -1,0 +1,113 @@
+// ffi/outcome.h: what our handlers return: success at once, an error, or a Future.
+//
+// XLA's own ffi::Future encoding needs a Promise, three allocations and a callback for each call.
+// A handler here either finishes at once (no Future at all) or leaves a raw XLA_FFI_Future that a
+// runner completes later.
+#pragma once
+
+#include <optional>  // std::optional
+#include <string>    // std::string
+#include <utility>   // std::move
+#include <variant>   // std::variant
+
+#include "core/status.h"
+#include "host/meeting.h"
+#include "xla/ffi/api/c_api.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxcoll {
+
+inline xla::ffi::Error ToError(const Status& status) {
+  using xla::ffi::ErrorCode;
+  ErrorCode code = ErrorCode::kInternal;
+  switch (status.code) {
+    case Code::kOk:
+      return xla::ffi::Error::Success();
+    case Code::kInvalidArgument:
+      code = ErrorCode::kInvalidArgument;
+      break;
+    case Code::kDeadlineExceeded:
+      code = ErrorCode::kDeadlineExceeded;
+      break;
+    case Code::kInternal:
+      break;
+  }
+  return {code, "jaxcoll.CollectiveError: " + status.message};
+}
+
+/// A handler's result.
+struct Outcome {
+  xla::ffi::Error error = xla::ffi::Error::Success();
+  XLA_FFI_Future* future = nullptr;  // null: `error` is the result
+};
+
+/// Makes XLA futures for programs that wait, and completes them.
+class FutureFactory final : public WaiterFactory {
+ public:
+  explicit FutureFactory(const XLA_FFI_Api* api) : api_(api) {}
+
+  Waiter Make() override {
+    XLA_FFI_Future_Create_Args args{};
+    args.struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE;
+    // Fails only where the runtime is older than these headers, which registration refuses.
+    if (XLA_FFI_Error* error = api_->XLA_FFI_Future_Create(&args); error != nullptr) {
+      xla::ffi::internal::DestroyError(api_, error);
+    }
+    future_ = args.future;
+    return {const_cast<XLA_FFI_Api*>(api_), args.future, &Resume};
+  }
+
+  [[nodiscard]] XLA_FFI_Future* future() const { return future_; }
+
+ private:
+  static void Resume(const Waiter& waiter, const Status* status) {
+    const auto* api = static_cast<const XLA_FFI_Api*>(waiter.context);
+    auto* future = static_cast<XLA_FFI_Future*>(waiter.future);
+    XLA_FFI_Error* failed = nullptr;
+    if (status == nullptr) {
+      XLA_FFI_Future_SetAvailable_Args args{};
+      args.struct_size = XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE;
+      args.future = future;
+      failed = api->XLA_FFI_Future_SetAvailable(&args);
+    } else {
+      XLA_FFI_Future_SetError_Args args{};
+      args.struct_size = XLA_FFI_Future_SetError_Args_STRUCT_SIZE;
+      args.future = future;
+      args.error = xla::ffi::internal::CreateError(api, ToError(*status));
+      failed = api->XLA_FFI_Future_SetError(&args);
+    }
+    if (failed != nullptr) {
+      xla::ffi::internal::DestroyError(api, failed);
+    }
+  }
+
+  const XLA_FFI_Api* api_;
+  XLA_FFI_Future* future_ = nullptr;
+};
+
+}  // namespace jaxcoll
+
+template <xla::ffi::ExecutionStage stage>
+struct xla::ffi::ResultEncoding<stage, jaxcoll::Outcome> {
+  static std::variant<XLA_FFI_Error*, XLA_FFI_Future*> Encode(const XLA_FFI_Api* api,
+                                                              XLA_FFI_ExecutionContext* /*ctx*/,
+                                                              jaxcoll::Outcome outcome) {
+    if (outcome.future != nullptr) {
+      return outcome.future;
+    }
+    if (outcome.error.success()) {
+      return static_cast<XLA_FFI_Error*>(nullptr);
+    }
+    return internal::CreateError(api, outcome.error);
+  }
+};
+
+/// Hands the API table to a handler.
+template <>
+struct xla::ffi::CtxDecoding<jaxcoll::FutureFactory> {
+  using Type = jaxcoll::FutureFactory;
+  static std::optional<Type> Decode(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* /*ctx*/,
+                                    DiagnosticEngine& /*diagnostic*/) {
+    return jaxcoll::FutureFactory(api);
+  }
+};

@@ -1,0 +1,185 @@
+#include "ffi/site.h"
+
+#include <cstddef>      // std::size_t
+#include <span>         // std::span
+#include <string>       // std::string, std::to_string
+#include <string_view>  // std::string_view
+
+#include "ffi/handlers.h"
+#include "ffi/outcome.h"
+#include "host/recorder.h"
+#include "host/watchdog.h"
+#include "xla/ffi/api/c_api.h"
+
+namespace jaxcoll {
+
+namespace ffi = xla::ffi;
+
+ffi::TypeId SiteState::id = {};
+const ffi::TypeInfo SiteState::info = ffi::MakeTypeInfo<SiteState>();
+
+void AttributeReader::Problem(const std::string& text) {
+  if (problem_.empty()) {
+    problem_ = text;
+  }
+}
+
+std::int64_t AttributeReader::Int(const char* name) {
+  const ffi::ErrorOr<std::int64_t> value = attributes_.get<std::int64_t>(name);
+  if (!value.has_value()) {
+    Problem("attribute " + std::string(name) + ": expected int64");
+    return 0;
+  }
+  return *value;
+}
+
+std::size_t AttributeReader::Size(const char* name) { return AsSize(Int(name)); }
+
+std::size_t AttributeReader::AsSize(std::int64_t value) {
+  if (value < 0) {
+    Problem("expected at least 0, got " + std::to_string(value));
+    return 0;
+  }
+  return static_cast<std::size_t>(value);
+}
+
+std::vector<std::int64_t> AttributeReader::Ints(const char* name) {
+  const auto value = attributes_.get<ffi::Span<const std::int64_t>>(name);
+  if (!value.has_value()) {
+    Problem("attribute " + std::string(name) + ": expected an array of int64");
+    return {};
+  }
+  return {value->begin(), value->end()};
+}
+
+DType AttributeReader::AsType(std::int64_t value) {
+  if (value < 0 || static_cast<std::size_t>(value) >= kNumDTypes) {
+    Problem("no dtype has number " + std::to_string(value));
+    return DType::kF32;
+  }
+  return static_cast<DType>(value);
+}
+
+ReduceOp AttributeReader::Op(const char* name) {
+  const std::size_t value = Size(name);
+  if (value >= kNumReduceOps) {
+    Problem("attribute " + std::string(name) + ": no reduction has number " +
+            std::to_string(value));
+    return ReduceOp::kSum;
+  }
+  return static_cast<ReduceOp>(value);
+}
+
+ReduceFn AttributeReader::Reduce(DType dtype, ReduceOp op) {
+  ReduceFn reduce = GetReduce(dtype, op);
+  if (reduce == nullptr) {
+    Problem("no " + std::string(Name(op)) + " of " + std::string(Name(dtype)));
+  }
+  return reduce;
+}
+
+Instantiated MakeSite(AttributeReader& reader, std::unique_ptr<const Work> work) {
+  const std::vector<std::int64_t> ids = reader.Ints("groups");
+  const std::size_t group_size = reader.Size("group_size");
+  const std::int64_t site_id = reader.Int("site");
+  if (reader.ok() && (group_size < 1 || group_size > kMaxRanks || ids.size() % group_size != 0)) {
+    reader.Problem("groups: " + std::to_string(ids.size()) + " ids don't make groups of " +
+                   std::to_string(group_size));
+  }
+  std::vector<std::vector<std::int64_t>> groups;
+  for (std::size_t i = 0; reader.ok() && i < ids.size(); ++i) {
+    if (ids[i] < 0 || static_cast<std::size_t>(ids[i]) >= Recorder::kMaxDevices) {
+      reader.Problem("groups: no device has number " + std::to_string(ids[i]));
+    }
+    if (i % group_size == 0) {
+      groups.emplace_back();
+    }
+    groups.back().push_back(ids[i]);
+  }
+  if (!reader.ok() || work == nullptr) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcoll: " + reader.problem()));
+  }
+  return std::make_unique<SiteState>(
+      new CallSite(static_cast<std::uint64_t>(site_id), std::move(groups), std::move(work)));
+}
+
+namespace {
+
+// Fails the run, too: the other ranks must not wait for one that will not come.
+Outcome Refuse(const CallSite& site, std::int64_t run, const std::string& message) {
+  auto cause =
+      std::make_shared<const Status>(Internal(SiteText(site.id()) + ": " + message));
+  Outcome outcome{.error = ToError(*cause)};
+  Watchdog::Get().FailRun(run, std::move(cause));
+  return outcome;
+}
+
+Outcome ExecuteImpl(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer /*token*/,
+                    ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*token*/,
+                    ffi::RemainingRets results, ffi::Dictionary /*attributes*/, SiteState* state,
+                    ffi::RunId run_id, std::int32_t device, FutureFactory factory) {
+  CallSite& site = state->site();
+  const std::int64_t run = run_id.run_id;
+  const Work& work = site.work();
+  if (operands.size() != work.num_operands() || results.size() != work.num_results()) {
+    return Refuse(site, run, "wrong number of buffers");
+  }
+  const std::int64_t id = static_cast<std::int64_t>(*logical_id.typed_data());
+  const CallSite::Visit visit = site.Begin(id, device, run);
+  if (visit.meeting == nullptr) {
+    return Refuse(site, run, "device " + std::to_string(id) + " is in none of the groups");
+  }
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    const auto buffer = operands.get<ffi::AnyBuffer>(i);
+    if (!buffer.has_value() || buffer->size_bytes() != work.operand_bytes(i)) {
+      return Refuse(site, run, "operand " + std::to_string(i) + " has the wrong size");
+    }
+    visit.meeting->SetOperand(visit.rank, i, buffer->untyped_data());
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    auto buffer = results.get<ffi::AnyBuffer>(i);
+    if (!buffer.has_value() || (*buffer)->size_bytes() != work.result_bytes(i)) {
+      return Refuse(site, run, "result " + std::to_string(i) + " has the wrong size");
+    }
+    visit.meeting->SetResult(visit.rank, i, (*buffer)->untyped_data());
+  }
+  const Arrival arrival = site.Arrive(visit, factory);
+  switch (arrival.answer) {
+    case Answer::kReady:
+      return {};
+    case Answer::kWaits:
+      return {.future = factory.future()};
+    case Answer::kFailed:
+      break;
+  }
+  return {.error = ToError(*arrival.failure)};
+}
+
+Outcome Execute(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer token,
+                ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> token_out,
+                ffi::RemainingRets results, ffi::Dictionary attributes, SiteState* state,
+                ffi::RunId run_id, std::int32_t device, FutureFactory factory) noexcept {
+  try {
+    return ExecuteImpl(logical_id, token, operands, token_out, results, attributes, state, run_id,
+                       device, factory);
+  } catch (const std::exception& e) {
+    return {.error = ffi::Error::Internal(std::string("jaxcoll: ") + e.what())};
+  }
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollExecute, Execute,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::BufferR0<ffi::DataType::U32>>()  // logical id
+                                  .Arg<ffi::AnyBuffer>()                     // token
+                                  .RemainingArgs()
+                                  .Ret<ffi::AnyBuffer>()  // token
+                                  .RemainingRets()
+                                  .Attrs()
+                                  .Ctx<ffi::State<SiteState>>()
+                                  .Ctx<ffi::RunId>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<FutureFactory>());
+
+}  // namespace jaxcoll

@@ -1,0 +1,85 @@
+// ffi/site.h: what the handlers of all ops share: the state of a call site, and its execution.
+//
+// Every op is one custom call with operands (logical id, token, leaves...) and results (token,
+// leaves...). XLA instantiates it once per call site of a compiled program, with its attributes;
+// that is where an op differs from another: in the Work that it makes of them. Execution is the same
+// for all.
+#pragma once
+
+#include <cstdint>   // std::int64_t
+#include <exception>  // std::exception
+#include <memory>    // std::unique_ptr
+#include <utility>   // std::move
+#include <vector>    // std::vector
+
+#include "core/types.h"
+#include "host/call_site.h"
+#include "host/work.h"
+#include "kernels/reduce.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxcoll {
+
+/// Owns the program's reference to a call site.
+class SiteState {
+ public:
+  static xla::ffi::TypeId id;
+  static const xla::ffi::TypeInfo info;
+
+  explicit SiteState(CallSite* site) : site_(site) {}
+  SiteState(const SiteState&) = delete;
+  SiteState& operator=(const SiteState&) = delete;
+  ~SiteState() { site_->Unref(); }
+
+  [[nodiscard]] CallSite& site() const { return *site_; }
+
+ private:
+  CallSite* site_;
+};
+
+using Instantiated = xla::ffi::ErrorOr<std::unique_ptr<SiteState>>;
+
+/// Reads attributes by name and remembers the first problem, so that an op reads all that it needs
+/// in a row and checks once.
+class AttributeReader {
+ public:
+  explicit AttributeReader(const xla::ffi::Dictionary& attributes) : attributes_(attributes) {}
+
+  std::int64_t Int(const char* name);
+  /// As Int, for a figure that must not be negative.
+  std::size_t Size(const char* name);
+  std::vector<std::int64_t> Ints(const char* name);
+  ReduceOp Op(const char* name);
+
+  /// A figure read before, checked.
+  std::size_t AsSize(std::int64_t value);
+  DType AsType(std::int64_t value);
+  /// The kernel, or a problem where the combination has none.
+  ReduceFn Reduce(DType dtype, ReduceOp op);
+
+  [[nodiscard]] bool ok() const { return problem_.empty(); }
+  [[nodiscard]] const std::string& problem() const { return problem_; }
+  void Problem(const std::string& text);
+
+ private:
+  const xla::ffi::Dictionary& attributes_;
+  std::string problem_;
+};
+
+/// The call site for `work`, of the attributes "site", "groups" and "group_size".
+Instantiated MakeSite(AttributeReader& reader, std::unique_ptr<const Work> work);
+
+/// Runs an op's `make` (AttributeReader& -> std::unique_ptr<const Work>; may return null after a
+/// problem) with nothing thrown.
+template <typename Make>
+Instantiated Instantiate(const xla::ffi::Dictionary& attributes, Make make) {
+  try {
+    AttributeReader reader(attributes);
+    std::unique_ptr<const Work> work = make(reader);
+    return MakeSite(reader, std::move(work));
+  } catch (const std::exception& e) {
+    return xla::ffi::Unexpected(xla::ffi::Error::Internal(e.what()));
+  }
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,95 @@
+// host/call_site.h: one native call in one compiled program, shared by the devices of this process.
+//
+// Which call meets which: XLA gives custom calls no order, may clone them, and reuses RunIds across
+// programs. So an execution is identified by the call site itself (an object of its own, made when
+// XLA instantiates the call), the RunId, and how many times this device has been here in that run;
+// nothing depends on the order in which devices reach different call sites.
+#pragma once
+
+#include <atomic>       // std::atomic
+#include <cstddef>      // std::size_t
+#include <cstdint>      // std::int64_t, std::uint64_t
+#include <memory>       // std::unique_ptr, std::shared_ptr
+#include <string>       // std::string
+#include <string_view>  // std::string_view
+#include <vector>       // std::vector
+
+#include "core/status.h"
+#include "host/meeting.h"
+#include "host/runners.h"
+#include "host/work.h"
+
+namespace jaxcoll {
+
+class CallSite {
+ public:
+  /// `id` is the site id of the lowered program. `groups` holds the logical ids of each group's
+  /// members in rank order; every group has the same number, at most kMaxRanks.
+  CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
+           std::unique_ptr<const Work> work);
+  CallSite(const CallSite&) = delete;
+  CallSite& operator=(const CallSite&) = delete;
+
+  /// The object lives until its last reference is gone: the compiled program's and those of helpers.
+  void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref();
+
+  [[nodiscard]] const Work& work() const { return *work_; }
+  [[nodiscard]] std::uint64_t id() const { return id_; }
+  /// Of the programs that resume here.
+  [[nodiscard]] Pace& pace() const { return *pace_; }
+
+  /// One execution on one device, between Begin and Arrive. Null meeting: `logical_id` is in no
+  /// group.
+  struct Visit {
+    Meeting* meeting = nullptr;
+    std::size_t rank = 0;
+    Key key;
+    Recorder::Entry* entry = nullptr;
+    std::int64_t now_ns = 0;
+  };
+  /// Device `device`, number `logical_id` in the program, executes the call in run `run`. At most
+  /// one thread at a time per logical id (a program is sequential at one of its calls).
+  Visit Begin(std::int64_t logical_id, std::int64_t device, std::int64_t run);
+
+  /// Arrives with the pointers that were set on visit.meeting. See Meeting::Arrive.
+  Arrival Arrive(const Visit& visit, WaiterFactory& factory);
+
+  /// Fails every open meeting whose deadline is over (timeout_ns < 0: none) or whose run is known to
+  /// have failed. Called by the watchdog.
+  void Check(std::int64_t now_ns, std::int64_t timeout_ns);
+
+ private:
+  // A rank can be at iteration i + 1 while another has not yet left i, and a new run can begin while
+  // a failed one is still being told of it. Neighbours in either count never share a meeting.
+  static constexpr std::size_t kMeetingsPerGroup = 4;
+
+  struct Member {
+    std::size_t group = 0;
+    std::size_t rank = 0;
+    std::atomic<std::int64_t> device{-1};  // -1: has not been here
+    std::int64_t run = 0;
+    std::int64_t iteration = -1;
+    bool known = false;  // false: this logical id is in no group
+  };
+
+  ~CallSite();
+
+  std::string Describe(std::size_t group, const Meeting::OpenCall& call, std::int64_t waited_ns,
+                       std::int64_t timeout_ns) const;
+
+  const std::uint64_t id_;
+  const std::vector<std::vector<std::int64_t>> groups_;
+  const std::unique_ptr<const Work> work_;
+  Pace* const pace_;
+  std::vector<Member> members_;                     // by logical id
+  std::vector<std::unique_ptr<Meeting>> meetings_;  // kMeetingsPerGroup for each group
+  std::atomic<int> references_{1};
+};
+
+/// Text about a site for errors: the op, its axes, shapes and dtypes, and the user's source line.
+/// Kept by site id for the life of the process; the lowering writes it.
+void DescribeSite(std::uint64_t id, std::string text);
+std::string SiteText(std::uint64_t id);
+
+}  // namespace jaxcoll

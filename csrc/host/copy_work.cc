@@ -1,0 +1,106 @@
+#include "host/copy_work.h"
+
+#include <cstddef>  // std::byte, std::size_t
+#include <cstring>  // std::memcpy, std::memset
+#include <utility>  // std::move
+
+namespace jaxcoll {
+namespace {
+
+// A source piece of this size stays in L2 while it is copied to every target.
+constexpr std::size_t kChunkBytes = std::size_t{128} * 1024;
+
+// memcpy with the size known at compile time: a call each would dominate rows of one element.
+template <std::size_t kBytes>
+void CopyColumns(std::byte* to, std::size_t to_step, const std::byte* from, std::size_t from_step,
+                 std::size_t count) {
+  for (std::size_t j = 0; j < count; ++j) {
+    std::memcpy(to + j * to_step, from + j * from_step, kBytes);
+  }
+}
+
+void CopyRows(std::byte* to, std::size_t to_step, const std::byte* from, std::size_t from_step,
+              std::size_t count, std::size_t bytes) {
+  switch (bytes) {
+    case 1:
+      return CopyColumns<1>(to, to_step, from, from_step, count);
+    case 2:
+      return CopyColumns<2>(to, to_step, from, from_step, count);
+    case 4:
+      return CopyColumns<4>(to, to_step, from, from_step, count);
+    case 8:
+      return CopyColumns<8>(to, to_step, from, from_step, count);
+    case 16:
+      return CopyColumns<16>(to, to_step, from, from_step, count);
+    default:
+      for (std::size_t j = 0; j < count; ++j) {
+        std::memcpy(to + j * to_step, from + j * from_step, bytes);
+      }
+  }
+}
+
+}  // namespace
+
+ExchangeWork::ExchangeWork(const ExchangeLayout& layout, std::size_t operand_bytes,
+                           std::size_t result_bytes)
+    : layout_(layout),
+      operand_bytes_(operand_bytes),
+      result_bytes_(result_bytes),
+      slabs_(layout.rows * layout.columns, layout.bytes, kChunkBytes) {}
+
+std::size_t ExchangeWork::num_chunks(std::size_t num_ranks) const {
+  return slabs_.num_pieces() * num_ranks * num_ranks;
+}
+
+std::size_t ExchangeWork::bytes_moved(std::size_t num_ranks) const {
+  return 2 * num_ranks * result_bytes_;
+}
+
+void ExchangeWork::Run(std::size_t chunk, const Buffers& buffers) const {
+  const std::size_t target = chunk % buffers.num_ranks;
+  const std::size_t source = chunk / buffers.num_ranks % buffers.num_ranks;
+  const Slabs::Piece piece = slabs_.piece(chunk / (buffers.num_ranks * buffers.num_ranks));
+  const std::byte* const from = static_cast<const std::byte*>(buffers.operands[source]) +
+                                target * layout_.from_block + piece.begin;
+  std::byte* const to =
+      static_cast<std::byte*>(buffers.results[target]) + source * layout_.to_block + piece.begin;
+  // The piece counts rows and columns as one; a run within one row has constant steps.
+  for (std::size_t at = piece.row; at < piece.row + piece.num_rows;) {
+    const std::size_t i = at / layout_.columns;
+    const std::size_t j = at % layout_.columns;
+    const std::size_t count = std::min(layout_.columns - j, piece.row + piece.num_rows - at);
+    CopyRows(to + i * layout_.to_row + j * layout_.to_column, layout_.to_column,
+             from + i * layout_.from_row + j * layout_.from_column, layout_.from_column, count,
+             piece.length);
+    at += count;
+  }
+}
+
+PermuteWork::PermuteWork(std::vector<std::size_t> source_of, std::size_t bytes)
+    : source_of_(std::move(source_of)), bytes_(bytes), slabs_(1, bytes, kChunkBytes) {}
+
+std::size_t PermuteWork::num_chunks(std::size_t num_ranks) const {
+  return slabs_.num_pieces() * num_ranks;
+}
+
+std::size_t PermuteWork::bytes_moved(std::size_t num_ranks) const {
+  return 2 * num_ranks * bytes_;
+}
+
+void PermuteWork::Run(std::size_t chunk, const Buffers& buffers) const {
+  const std::size_t target = chunk % buffers.num_ranks;
+  const Slabs::Piece piece = slabs_.piece(chunk / buffers.num_ranks);
+  std::byte* const to = static_cast<std::byte*>(buffers.results[target]) + piece.begin;
+  const std::size_t source = source_of_[target];
+  if (source == kNone) {
+    std::memset(to, 0, piece.length);
+    return;
+  }
+  const std::byte* const from =
+      static_cast<const std::byte*>(buffers.operands[source]) + piece.begin;
+  if (from != to) {
+    std::memcpy(to, from, piece.length);
+  }
+}
+
+}  // namespace jaxcoll

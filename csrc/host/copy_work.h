@@ -1,0 +1,67 @@
+// host/copy_work.h: all_gather, all_to_all, ppermute and broadcast.
+#pragma once
+
+#include <cstddef>  // std::size_t
+#include <vector>   // std::vector
+
+#include "host/slabs.h"
+#include "host/work.h"
+
+namespace jaxcoll {
+
+/// One block from every rank to every rank, with strides on both sides: for all (source, target),
+/// i in [0, rows) and j in [0, columns), `bytes` go
+///
+///   from  source's operand + target * from_block + i * from_row + j * from_column
+///   to    target's result  + source * to_block   + i * to_row   + j * to_column
+///
+/// all_gather has from_block = 0; all_to_all of any split and concat dimension has two loops. All
+/// figures are bytes. Bytes moved: num_ranks**2 * rows * columns * bytes, read and written.
+struct ExchangeLayout {
+  std::size_t rows, columns, bytes;
+  std::size_t from_block, from_row, from_column;
+  std::size_t to_block, to_row, to_column;
+};
+
+class ExchangeWork final : public Work {
+ public:
+  ExchangeWork(const ExchangeLayout& layout, std::size_t operand_bytes, std::size_t result_bytes);
+
+  [[nodiscard]] std::size_t num_operands() const override { return 1; }
+  [[nodiscard]] std::size_t num_results() const override { return 1; }
+  [[nodiscard]] std::size_t operand_bytes(std::size_t) const override { return operand_bytes_; }
+  [[nodiscard]] std::size_t result_bytes(std::size_t) const override { return result_bytes_; }
+  [[nodiscard]] std::size_t num_chunks(std::size_t num_ranks) const override;
+  [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
+  void Run(std::size_t chunk, const Buffers& buffers) const override;
+
+ private:
+  ExchangeLayout layout_;
+  std::size_t operand_bytes_;
+  std::size_t result_bytes_;
+  Slabs slabs_;  // of one (source, target) pair: rows * columns rows of `bytes`
+};
+
+/// Whole buffers from some ranks to others: target r gets the operand of rank `source_of[r]`, or
+/// zeros where that is kNone. In place where a target's result is its source's operand.
+class PermuteWork final : public Work {
+ public:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  PermuteWork(std::vector<std::size_t> source_of, std::size_t bytes);
+
+  [[nodiscard]] std::size_t num_operands() const override { return 1; }
+  [[nodiscard]] std::size_t num_results() const override { return 1; }
+  [[nodiscard]] std::size_t operand_bytes(std::size_t) const override { return bytes_; }
+  [[nodiscard]] std::size_t result_bytes(std::size_t) const override { return bytes_; }
+  [[nodiscard]] std::size_t num_chunks(std::size_t num_ranks) const override;
+  [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
+  void Run(std::size_t chunk, const Buffers& buffers) const override;
+
+ private:
+  std::vector<std::size_t> source_of_;
+  std::size_t bytes_;
+  Slabs slabs_;
+};
+
+}  // namespace jaxcoll

@@ -1,0 +1,220 @@
+#include "host/meeting.h"
+
+#include <algorithm>  // std::min
+#include <string>     // std::to_string
+#include <utility>    // std::move
+
+#include "core/clock.h"
+#include "host/call_site.h"
+#include "host/watchdog.h"
+
+namespace jaxcoll {
+namespace {
+
+// Moves smaller than this are done by the last rank alone: at 30 to 50 GB/s they take less time
+// than waking a helper does.
+constexpr std::size_t kHelpBytes = std::size_t{512} * 1024;
+
+std::shared_ptr<const Status> Share(Status status) {
+  return std::make_shared<const Status>(std::move(status));
+}
+
+std::size_t CountHelpers(const Work& work, std::size_t num_ranks, std::size_t num_chunks) {
+  if (num_chunks < 2 || work.bytes_moved(num_ranks) < kHelpBytes) {
+    return 0;
+  }
+  return std::min(num_chunks, Runners::Get().num_cores()) - 1;
+}
+
+}  // namespace
+
+Meeting::Meeting(CallSite& site, std::size_t num_ranks)
+    : site_(site),
+      num_ranks_(num_ranks),
+      num_chunks_(site.work().num_chunks(num_ranks)),
+      num_helpers_(CountHelpers(site.work(), num_ranks, num_chunks_)),
+      operands_(site.work().num_operands() * num_ranks),
+      results_(site.work().num_results() * num_ranks),
+      key_{.run = 0, .iteration = -1},  // no call has this one
+      ranks_(num_ranks),
+      helpers_(num_helpers_) {
+  for (Help& helper : helpers_) {
+    helper.meeting = this;
+  }
+}
+
+Meeting::~Meeting() = default;
+
+Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
+                        Recorder::Entry& entry, WaiterFactory& factory) {
+  if (auto failure = Watchdog::Get().FailureOf(key.run); failure != nullptr) {
+    return {Answer::kFailed, std::move(failure)};
+  }
+  Rank& me = ranks_[rank];
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!(key_ == key)) {
+      if (state_ == State::kOpen || state_ == State::kMoving) {
+        return {Answer::kFailed,
+                Share(Internal("two executions of one call overlap: run " +
+                               std::to_string(key_.run) + " iteration " +
+                               std::to_string(key_.iteration) + " is not over and run " +
+                               std::to_string(key.run) + " iteration " +
+                               std::to_string(key.iteration) + " begins"))};
+      }
+      key_ = key;
+      state_ = State::kOpen;
+      opened_ns_ = now_ns;
+      num_arrived_ = 0;
+      failure_ = nullptr;
+      for (Rank& other : ranks_) {
+        other.arrived = false;
+        other.waits = false;
+      }
+    }
+    if (state_ == State::kFailed) {
+      return {Answer::kFailed, failure_};
+    }
+    if (me.arrived) {
+      return {Answer::kFailed,
+              Share(Internal("rank " + std::to_string(rank) + " came twice to one meeting"))};
+    }
+    me.arrived = true;
+    me.resumption.entry = &entry;
+    if (++num_arrived_ < num_ranks_) {
+      me.resumption.waiter = factory.Make();
+      me.waits = true;
+      return {Answer::kWaits, nullptr};
+    }
+    state_ = State::kMoving;
+  }
+
+  // This is the last rank: everything below is its own until Finish or until chunks are handed out.
+  met_ns_ = now_ns;
+  if (num_helpers_ == 0) {
+    const Buffers buffers{operands_.data(), results_.data(), num_ranks_};
+    for (std::size_t chunk = 0; chunk < num_chunks_; ++chunk) {
+      site_.work().Run(chunk, buffers);
+    }
+    Finish();
+    return {Answer::kReady, nullptr};
+  }
+
+  const std::uint32_t call = ++call_;
+  chunks_done_.store(0, std::memory_order_relaxed);
+  next_chunk_.store(std::uint64_t{call} << 32, std::memory_order_release);
+  TaskList help;
+  for (Help& helper : helpers_) {
+    helper.call.store(call, std::memory_order_relaxed);
+    if (!helper.queued.exchange(true, std::memory_order_acq_rel)) {
+      site_.Ref();
+      help.Append(helper);
+    }
+  }
+  Runners::Get().Help(help);
+  if (WorkOn(call)) {
+    Finish();
+    return {Answer::kReady, nullptr};
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ == State::kDone) {
+    return {Answer::kReady, nullptr};
+  }
+  me.resumption.waiter = factory.Make();
+  me.waits = true;
+  return {Answer::kWaits, nullptr};
+}
+
+bool Meeting::WorkOn(std::uint32_t call) {
+  const Buffers buffers{operands_.data(), results_.data(), num_ranks_};
+  std::uint64_t next = next_chunk_.load(std::memory_order_acquire);
+  for (;;) {
+    const std::size_t chunk = next & 0xffffffffU;
+    if (next >> 32 != call || chunk >= num_chunks_) {
+      return false;
+    }
+    if (!next_chunk_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel,
+                                           std::memory_order_acquire)) {
+      continue;
+    }
+    site_.work().Run(chunk, buffers);
+    if (chunks_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_chunks_) {
+      return true;
+    }
+    next = next_chunk_.load(std::memory_order_acquire);
+  }
+}
+
+void Meeting::Finish() {
+  const std::int64_t now_ns = NowNs();
+  TaskList resumptions;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    state_ = State::kDone;
+    for (Rank& rank : ranks_) {
+      rank.resumption.entry->Set(Moment::kOpened, opened_ns_);
+      rank.resumption.entry->Set(Moment::kMet, met_ns_);
+      rank.resumption.entry->Set(Moment::kMoved, now_ns);
+    }
+    Collect(resumptions);
+  }
+  Runners::Get().Resume(resumptions, site_.pace());
+}
+
+bool Meeting::IsOpen(OpenCall& call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ != State::kOpen) {
+    return false;
+  }
+  call.key = key_;
+  call.opened_ns = opened_ns_;
+  call.arrived.resize(num_ranks_);
+  for (std::size_t r = 0; r < num_ranks_; ++r) {
+    call.arrived[r] = ranks_[r].arrived;
+  }
+  return true;
+}
+
+bool Meeting::Fail(const Key& key, const std::shared_ptr<const Status>& failure) {
+  TaskList resumptions;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ != State::kOpen || !(key_ == key)) {
+      return false;
+    }
+    state_ = State::kFailed;
+    failure_ = failure;
+    Collect(resumptions);
+  }
+  Runners::Get().Resume(resumptions, site_.pace());
+  return true;
+}
+
+void Meeting::Collect(TaskList& resumptions) {
+  for (Rank& rank : ranks_) {
+    if (rank.waits) {
+      rank.waits = false;
+      rank.resumption.failure = failure_;
+      resumptions.Append(rank.resumption);
+    }
+  }
+}
+
+void Meeting::Resumption::Run() {
+  // The program that goes on here may come back to this very object before `resume` returns.
+  const Waiter resumed = waiter;
+  const std::shared_ptr<const Status> cause = std::move(failure);
+  entry->Set(Moment::kResumed, NowNs());
+  resumed.resume(resumed, cause.get());
+}
+
+void Meeting::Help::Run() {
+  queued.store(false, std::memory_order_release);
+  CallSite& site = meeting->site_;
+  if (meeting->WorkOn(call.load(std::memory_order_relaxed))) {
+    meeting->Finish();
+  }
+  site.Unref();
+}
+
+}  // namespace jaxcoll

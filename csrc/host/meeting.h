@@ -1,0 +1,161 @@
+// host/meeting.h: where the ranks of one group meet for one call.
+//
+//   open ----- last rank arrives -----> moving ----- last chunk is done -----> done
+//     \------- deadline, or the run failed elsewhere -----> failed
+//
+// A rank that arrives leaves its buffers and, unless it can go on at once, a Waiter that resumes its
+// program. The last rank moves the data, with runners helping where there is much of it; whoever
+// finishes the last chunk has the others resumed. Only an open meeting can fail: once data moves,
+// every rank waits for the movers, because buffers are read and written in place. A rank that
+// arrives at a failed meeting gets its error and touches nothing.
+//
+// A meeting serves one call after the other. It is opened anew by the first rank with a new Key;
+// CallSite keeps enough meetings that this happens only after all ranks have left the old one.
+#pragma once
+
+#include <atomic>   // std::atomic
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t, std::uint64_t
+#include <memory>   // std::shared_ptr
+#include <mutex>    // std::mutex
+#include <vector>   // std::vector
+
+#include "core/status.h"
+#include "host/recorder.h"
+#include "host/runners.h"
+#include "host/work.h"
+
+namespace jaxcoll {
+
+/// Which execution of the call site: the run of the program and the how-manieth time in it.
+struct Key {
+  std::int64_t run = 0;
+  std::int64_t iteration = 0;
+  friend bool operator==(const Key&, const Key&) = default;
+};
+
+/// How to resume a program that waits: two pointers of the layer above and what to do with them.
+/// `status` is null for success, and only valid during the call.
+struct Waiter {
+  void* context = nullptr;
+  void* future = nullptr;
+  void (*resume)(const Waiter& waiter, const Status* status) = nullptr;
+};
+
+/// Makes the Waiter of a rank that has to wait. Called at most once, under the meeting's lock.
+class WaiterFactory {
+ public:
+  virtual Waiter Make() = 0;
+
+ protected:
+  ~WaiterFactory() = default;
+};
+
+/// What became of an arrival.
+enum class Answer {
+  kReady,   ///< the result is there: go on
+  kWaits,   ///< the Waiter will be resumed, perhaps already was
+  kFailed,  ///< nothing was touched; Arrival::failure says why
+};
+
+struct Arrival {
+  Answer answer;
+  std::shared_ptr<const Status> failure;  // kFailed only
+};
+
+class CallSite;
+
+class Meeting {
+ public:
+  /// `site` outlives the meeting. All memory is allocated here.
+  Meeting(CallSite& site, std::size_t num_ranks);
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+  ~Meeting();
+
+  /// Where rank `rank` writes its buffer pointers before it arrives; see Buffers for the order.
+  void SetOperand(std::size_t rank, std::size_t i, const void* data) {
+    operands_[i * num_ranks_ + rank] = data;
+  }
+  void SetResult(std::size_t rank, std::size_t i, void* data) {
+    results_[i * num_ranks_ + rank] = data;
+  }
+
+  /// Rank `rank` comes for the call `key`. After kWaits the caller must touch nothing of the site.
+  Arrival Arrive(const Key& key, std::size_t rank, std::int64_t now_ns, Recorder::Entry& entry,
+                 WaiterFactory& factory);
+
+  /// What an open meeting waits for; `arrived[r]` tells whether rank r has come.
+  struct OpenCall {
+    Key key;
+    std::int64_t opened_ns;
+    std::vector<bool> arrived;
+  };
+  /// Fills `call` and returns true where the meeting is open.
+  bool IsOpen(OpenCall& call);
+
+  /// Fails the call `key` if it is still open, and has the ranks that wait resumed with `failure`.
+  /// Returns false where it is no longer open.
+  bool Fail(const Key& key, const std::shared_ptr<const Status>& failure);
+
+ private:
+  enum class State { kDone, kOpen, kMoving, kFailed };
+
+  /// Resumes one rank's program on a runner.
+  class Resumption final : public Task {
+   public:
+    void Run() override;
+
+    Waiter waiter;
+    Recorder::Entry* entry = nullptr;
+    std::shared_ptr<const Status> failure;  // null: success
+  };
+
+  /// Has a runner work on the chunks of the call in progress.
+  class Help final : public Task {
+   public:
+    void Run() override;
+
+    Meeting* meeting = nullptr;
+    std::atomic<std::uint32_t> call{0};
+    std::atomic<bool> queued{false};
+  };
+
+  struct Rank {
+    Resumption resumption;
+    bool arrived = false;
+    bool waits = false;
+  };
+
+  /// Runs chunks of call number `call` until none is left to begin; true for the thread that
+  /// finished the last one.
+  bool WorkOn(std::uint32_t call);
+  /// Data is in place: closes the call and has all ranks resumed that wait.
+  void Finish();
+  void Collect(TaskList& resumptions);  // of the ranks that wait; requires mutex_
+
+  CallSite& site_;
+  const std::size_t num_ranks_;
+  const std::size_t num_chunks_;
+  const std::size_t num_helpers_;
+  std::vector<const void*> operands_;
+  std::vector<void*> results_;
+
+  std::mutex mutex_;  // guards the next six
+  State state_ = State::kDone;
+  Key key_;
+  std::int64_t opened_ns_ = 0;
+  std::size_t num_arrived_ = 0;
+  std::vector<Rank> ranks_;
+  std::shared_ptr<const Status> failure_;
+
+  // The call's number in the upper half and the next chunk to begin in the lower: a helper that
+  // comes late, for a call that is over, can't take a chunk of the next one.
+  std::atomic<std::uint64_t> next_chunk_{0};
+  std::atomic<std::size_t> chunks_done_{0};
+  std::uint32_t call_ = 0;  // this and the next: written by the last rank to come, before it moves
+  std::int64_t met_ns_ = 0;
+  std::vector<Help> helpers_;
+};
+
+}  // namespace jaxcoll

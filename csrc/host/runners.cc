@@ -1,0 +1,221 @@
+#include "host/runners.h"
+
+#include <sched.h>  // sched_getaffinity
+
+#include <algorithm>  // std::max, std::min
+#include <chrono>     // std::chrono::nanoseconds
+#include <system_error>  // std::system_error
+#include <thread>     // std::thread
+
+#include "core/clock.h"
+#include "core/denormals.h"
+
+namespace jaxcoll {
+namespace {
+
+// A task that stood this long was not reached by a running runner: wake another one for it.
+constexpr std::int64_t kOverdueNs = 100'000;
+// A continuation longer than this pays for waking a second core (a wake-up costs 5 to 50 us here).
+constexpr std::int64_t kLongNs = 50'000;
+// Evidence counts up quickly and decays one task at a time, so that a single preempted thread does
+// not turn a chain of small calls into a crowd for long.
+constexpr int kEvidence = 16;
+constexpr int kMaxEvidence = 64;
+// The standby stops looking after this many looks at an empty queue.
+constexpr int kQuietLooks = 20;
+// Blocked runners are bounded by the device programs in flight; this only stops a runaway.
+constexpr std::size_t kMaxRunners = 1024;
+
+thread_local bool is_runner = false;
+
+std::size_t CountCores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    return static_cast<std::size_t>(std::max(1, CPU_COUNT(&set)));
+  }
+  return std::max(1U, std::thread::hardware_concurrency());
+}
+
+void Move(std::atomic<int>& evidence, bool seen) {
+  const int value = evidence.load(std::memory_order_relaxed);
+  if (seen) {
+    evidence.store(std::min(value + kEvidence, kMaxEvidence), std::memory_order_relaxed);
+  } else if (value > 0) {
+    evidence.store(value - 1, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
+void Pace::Note(std::int64_t duration_ns, bool overdue) {
+  Move(length_, duration_ns > kLongNs);
+  Move(stalls_, overdue);
+}
+
+std::size_t Pace::Spread(std::size_t num_tasks, std::size_t num_cores) const {
+  if (stalls_.load(std::memory_order_relaxed) > 0) {
+    return num_tasks;
+  }
+  const std::size_t most = length_.load(std::memory_order_relaxed) > 0 ? num_cores : 1;
+  return std::min(num_tasks, most);
+}
+
+void TaskList::Append(Task& task) {
+  task.next_ = nullptr;
+  if (tail_ == nullptr) {
+    head_ = &task;
+  } else {
+    tail_->next_ = &task;
+  }
+  tail_ = &task;
+  ++size_;
+}
+
+Runners& Runners::Get() {
+  static Runners* const runners = new Runners();  // leaked: see the class comment
+  return *runners;
+}
+
+Runners::Runners() : num_cores_(CountCores()) {
+  std::thread([this] { StandbyLoop(); }).detach();
+}
+
+void Runners::Reserve(std::size_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  while (runners_.size() < std::min(count, kMaxRunners) && AddRunner()) {
+  }
+}
+
+bool Runners::AddRunner() {
+  runners_.push_back(std::make_unique<Runner>());
+  Runner& runner = *runners_.back();
+  try {
+    std::thread([this, &runner] { RunnerLoop(runner); }).detach();
+  } catch (const std::system_error&) {  // no more threads: those that exist have to do
+    runners_.pop_back();
+    return false;
+  }
+  ++num_woken_;  // it goes to the queue first
+  return true;
+}
+
+void Runners::Wake(std::size_t count) {
+  for (; count > 0 && idle_ != nullptr; --count) {
+    Runner& runner = *idle_;
+    idle_ = runner.next_idle;
+    --num_idle_;
+    ++num_woken_;
+    runner.woken = true;
+    runner.wake.notify_one();
+  }
+}
+
+void Runners::StartWatch() {
+  if (!watching_) {
+    watching_ = true;
+    standby_.notify_one();
+  }
+}
+
+void Runners::Resume(const TaskList& programs, Pace& pace) {
+  Submit(programs, &pace, pace.Spread(programs.size_, num_cores_));
+}
+
+void Runners::Help(const TaskList& helpers) { Submit(helpers, nullptr, helpers.size_); }
+
+void Runners::Submit(const TaskList& tasks, Pace* pace, std::size_t num_runners) {
+  if (tasks.head_ == nullptr) {
+    return;
+  }
+  const std::int64_t now = NowNs();
+  for (Task* task = tasks.head_; task != nullptr; task = task->next_) {
+    task->queued_ns_ = now;
+    task->pace_ = pace;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (tail_ == nullptr) {
+    head_ = tasks.head_;
+  } else {
+    tail_->next_ = tasks.head_;
+  }
+  tail_ = tasks.tail_;
+  // For programs, a runner that submits comes back to the queue by itself, and where one runner is
+  // enough, any busy one will do. Help is of no use later.
+  std::size_t coming = num_woken_;
+  if (pace != nullptr) {
+    coming += is_runner ? 1 : (num_runners == 1 ? num_busy_ : 0);
+  }
+  if (num_runners > coming) {
+    Wake(num_runners - coming);
+  }
+  if (tasks.size_ > num_woken_) {
+    StartWatch();
+  }
+}
+
+void Runners::RunnerLoop(Runner& self) {
+  is_runner = true;
+  FlushDenormalsOnThisThread();
+  std::unique_lock<std::mutex> lock(mutex_);
+  --num_woken_;
+  for (;;) {
+    while (head_ == nullptr) {
+      self.woken = false;
+      self.next_idle = idle_;
+      idle_ = &self;
+      ++num_idle_;
+      self.wake.wait(lock, [&self] { return self.woken; });
+      --num_woken_;
+    }
+    Task* const task = head_;
+    head_ = task->next_;
+    if (head_ == nullptr) {
+      tail_ = nullptr;
+    } else {
+      StartWatch();
+    }
+    ++num_busy_;
+    lock.unlock();
+
+    Pace* const pace = task->pace_;
+    const std::int64_t start_ns = NowNs();
+    const bool overdue = start_ns - task->queued_ns_ > kOverdueNs;
+    task->Run();  // the task may be gone, or queued again, from here on
+    if (pace != nullptr) {
+      pace->Note(NowNs() - start_ns, overdue);
+    }
+
+    lock.lock();
+    --num_busy_;
+  }
+}
+
+void Runners::StandbyLoop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  int quiet_looks = 0;
+  for (;;) {
+    standby_.wait(lock, [this] { return watching_; });
+    standby_.wait_for(lock, std::chrono::nanoseconds(kOverdueNs));
+    if (head_ == nullptr) {
+      if (++quiet_looks >= kQuietLooks) {
+        quiet_looks = 0;
+        watching_ = false;
+      }
+      continue;
+    }
+    quiet_looks = 0;
+    const std::int64_t before = NowNs() - kOverdueNs;
+    std::size_t num_overdue = 0;
+    for (const Task* task = head_; task != nullptr && task->queued_ns_ <= before;
+         task = task->next_) {
+      ++num_overdue;
+    }
+    if (num_overdue > num_woken_) {
+      Wake(num_overdue - num_woken_);
+      while (num_overdue > num_woken_ && runners_.size() < kMaxRunners && AddRunner()) {
+      }
+    }
+  }
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,122 @@
+// host/runners.h: the threads on which waiting programs resume and large moves get help.
+//
+// A program that waits at a meeting is resumed by completing its Future, and the rest of that
+// device's program then runs on the completing thread. So completions never happen inside a handler
+// (that would run one device's program on another's stack, where a blocking XLA collective
+// deadlocks) but on runners, from one queue. Three cases want three behaviours:
+//
+//   short continuations   one runner drains the queue: a chain of small collectives of p devices
+//                         then needs no thread switch at all;
+//   long continuations    up to one runner per core takes part;
+//   blocking ones         (an XLA collective follows) every waiting program needs a thread.
+//
+// Each call site learns which it is: its Pace counts how its continuations behaved lately. Until it
+// has learnt, a standby thread looks at the queue every kOverdueNs while there is work, and wakes a
+// runner for every task that stood too long. Tasks never wait for one another.
+#pragma once
+
+#include <atomic>              // std::atomic
+#include <condition_variable>  // std::condition_variable
+#include <cstddef>             // std::size_t
+#include <cstdint>             // std::int64_t
+#include <memory>              // std::unique_ptr
+#include <mutex>               // std::mutex
+#include <vector>              // std::vector
+
+namespace jaxcoll {
+
+/// What one call site has taught about the work that its tasks start. Written by runners with
+/// relaxed atomics: it only steers wake-ups.
+class Pace {
+ public:
+  /// Notes one finished task: how long it ran and whether it stood in the queue too long before.
+  void Note(std::int64_t duration_ns, bool overdue);
+
+  /// How many runners should take part when `num_tasks` tasks arrive.
+  std::size_t Spread(std::size_t num_tasks, std::size_t num_cores) const;
+
+ private:
+  std::atomic<int> length_{0};  // > 0: continuations were long lately
+  std::atomic<int> stalls_{0};  // > 0: tasks had to be taken over lately
+};
+
+/// Something to run once on a runner. Intrusive: the queue allocates nothing. The owner keeps it
+/// alive until Run() is entered; the queue does not touch it after that.
+class Task {
+ public:
+  virtual void Run() = 0;
+
+ protected:
+  Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+  ~Task() = default;
+
+ private:
+  friend class TaskList;
+  friend class Runners;
+  Task* next_ = nullptr;
+  Pace* pace_ = nullptr;
+  std::int64_t queued_ns_ = 0;
+};
+
+/// A chain of tasks under construction.
+class TaskList {
+ public:
+  void Append(Task& task);
+  [[nodiscard]] std::size_t size() const { return size_; }
+
+ private:
+  friend class Runners;
+  Task* head_ = nullptr;
+  Task* tail_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// The process's runners. One instance, created on first use and never destroyed: its threads may
+/// stand in XLA's code when the process exits. All methods may be called from any thread.
+class Runners {
+ public:
+  static Runners& Get();
+
+  /// Makes at least `count` runners exist.
+  void Reserve(std::size_t count);
+
+  /// Queues programs to resume, in order, and wakes as many runners as `pace` suggests.
+  void Resume(const TaskList& programs, Pace& pace);
+
+  /// Queues help for a move in progress: one runner for each task, if one is free.
+  void Help(const TaskList& helpers);
+
+  /// As many cores as this process may run on.
+  [[nodiscard]] std::size_t num_cores() const { return num_cores_; }
+
+ private:
+  struct Runner {
+    std::condition_variable wake;
+    bool woken = false;
+    Runner* next_idle = nullptr;
+  };
+
+  Runners();
+  void Submit(const TaskList& tasks, Pace* pace, std::size_t num_runners);
+  bool AddRunner();                 // requires mutex_; false where no thread can be had
+  void Wake(std::size_t count);     // requires mutex_
+  void StartWatch();                // requires mutex_
+  void RunnerLoop(Runner& self);
+  void StandbyLoop();
+
+  const std::size_t num_cores_;
+  std::mutex mutex_;  // guards everything below
+  std::vector<std::unique_ptr<Runner>> runners_;
+  Task* head_ = nullptr;
+  Task* tail_ = nullptr;
+  Runner* idle_ = nullptr;      // last in, first out: the hottest runner is woken first
+  std::size_t num_idle_ = 0;
+  std::size_t num_woken_ = 0;   // woken, and not yet at the queue
+  std::size_t num_busy_ = 0;    // inside Task::Run
+  bool watching_ = false;
+  std::condition_variable standby_;
+};
+
+}  // namespace jaxcoll

@@ -1,0 +1,64 @@
+// host/watchdog.h: ends waits that are over, and spreads a failure through its run.
+#pragma once
+
+#include <atomic>              // std::atomic
+#include <condition_variable>  // std::condition_variable
+#include <cstdint>             // std::int64_t
+#include <deque>               // std::deque
+#include <memory>              // std::shared_ptr
+#include <mutex>               // std::mutex
+#include <unordered_set>       // std::unordered_set
+
+#include "core/status.h"
+
+namespace jaxcoll {
+
+class CallSite;
+
+/// One thread that looks at all call sites several times per deadline. One instance, never
+/// destroyed; it does not keep the process alive. All methods may be called from any thread, but
+/// not under a meeting's lock.
+class Watchdog {
+ public:
+  static Watchdog& Get();
+
+  void Add(CallSite& site);
+  /// Returns only when the watchdog does not look at the site.
+  void Remove(CallSite& site);
+
+  /// How long a rank may wait for the others; < 0: for ever. Takes effect on waits in progress.
+  void SetTimeout(std::int64_t timeout_ns);
+
+  /// Marks a run as failed; the first cause stays. The other meetings of the run fail at once, and
+  /// ranks that arrive later get the cause.
+  void FailRun(std::int64_t run, std::shared_ptr<const Status> cause);
+
+  /// Why the run failed, or null. Costs one load while no run has failed.
+  std::shared_ptr<const Status> FailureOf(std::int64_t run);
+
+ private:
+  // A RunId is unique enough among the latest launches, not for ever: forget old failures.
+  static constexpr std::size_t kRememberedRuns = 16;
+
+  struct FailedRun {
+    std::int64_t run;
+    std::shared_ptr<const Status> cause;
+  };
+
+  Watchdog();
+  void Loop();
+  void LookNow();
+
+  std::atomic<std::int64_t> timeout_ns_;
+
+  std::mutex sites_mutex_;  // guards sites_; taken before any meeting's lock
+  std::condition_variable wake_;
+  std::unordered_set<CallSite*> sites_;
+  std::atomic<bool> look_{false};
+
+  std::mutex failed_mutex_;  // guards failed_; taken last
+  std::deque<FailedRun> failed_;
+  std::atomic<bool> any_failed_{false};
+};
+
+}  // namespace jaxcoll

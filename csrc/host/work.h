@@ -1,0 +1,41 @@
+// host/work.h: what a collective does with the buffers once every rank has come.
+#pragma once
+
+#include <cstddef>  // std::size_t
+
+namespace jaxcoll {
+
+/// All ranks' buffers of one meeting. Leaf-major: leaf i of rank r is at [i * num_ranks + r].
+struct Buffers {
+  const void* const* operands;
+  void* const* results;
+  std::size_t num_ranks;
+};
+
+/// How one op moves its data, cut into chunks that any thread may run in any order. Immutable, so
+/// one instance serves all groups and meetings of a call site. Together the chunks write every
+/// element of every result (result buffers arrive uninitialised), each element once, with values
+/// that do not depend on who runs which chunk.
+class Work {
+ public:
+  Work() = default;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  virtual ~Work() = default;
+
+  [[nodiscard]] virtual std::size_t num_operands() const = 0;
+  [[nodiscard]] virtual std::size_t num_results() const = 0;
+  /// Bytes of one rank's operand or result i, to check what XLA hands over.
+  [[nodiscard]] virtual std::size_t operand_bytes(std::size_t i) const = 0;
+  [[nodiscard]] virtual std::size_t result_bytes(std::size_t i) const = 0;
+
+  [[nodiscard]] virtual std::size_t num_chunks(std::size_t num_ranks) const = 0;
+  /// Bytes read and written by all chunks together, for the choice of how many threads help.
+  [[nodiscard]] virtual std::size_t bytes_moved(std::size_t num_ranks) const = 0;
+  virtual void Run(std::size_t chunk, const Buffers& buffers) const = 0;
+};
+
+/// Upper bound on num_ranks of one group: sizes the pointer arrays that chunks keep on the stack.
+inline constexpr std::size_t kMaxRanks = 256;
+
+}  // namespace jaxcoll

@@ -1,0 +1,45 @@
+// kernels/reduce.h: element-wise reduction of several ranks' blocks, in rank order.
+//
+// One contract, one implementation per instruction set (reduce_{base,avx2,avx512}.cc, each compiled
+// with its own flags), chosen once at load. Single-threaded; callers split the work.
+#pragma once
+
+#include <cstddef>      // std::size_t
+#include <span>         // std::span
+#include <string_view>  // std::string_view
+
+#include "core/types.h"
+
+namespace jaxcoll {
+
+/// Computes, for i in [0, count),
+///
+///   acc = identity(op); for r = 0 .. num_srcs-1 in this order: acc = acc op srcs[r][i]
+///   (kMean: acc / num_srcs), and dsts[d][i] = acc for every d in [0, num_dsts)
+///
+/// so that the result depends on nothing but the inputs: not on count, alignment, instruction set
+/// or on how a caller cuts the range. float16 and bfloat16 are accumulated in float32 and rounded
+/// once, to nearest even (kMax and kMin are exact either way). kMax is `acc < x ? x : acc` and kMin
+/// `x < acc ? x : acc` from an infinite start (the type's lowest or highest value for integers): a
+/// NaN operand is skipped, as XLA's CPU collectives do. Integers wrap around.
+///
+/// srcs[r] and dsts[d] may be the same address (in place) or disjoint, never partly overlapping.
+/// Any alignment of at least one element is accepted; count may be 0; num_srcs >= 1.
+using ReduceFn = void (*)(const void* const* srcs, std::size_t num_srcs, void* const* dsts,
+                          std::size_t num_dsts, std::size_t count);
+
+/// The implementation for (dtype, op) on this machine, or nullptr where the combination has no
+/// meaning: kMax and kMin of complex numbers, kAnd and kOr of anything but kBool and integers,
+/// kMean of anything but floating point and complex numbers, kSum and kProd of kBool.
+ReduceFn GetReduce(DType dtype, ReduceOp op);
+
+/// One instruction set's table, for tests that compare all of them with the baseline.
+struct KernelSet {
+  std::string_view name;  ///< "baseline", "avx2", "avx512"
+  ReduceFn (*get)(DType dtype, ReduceOp op);
+};
+
+/// Every set that this machine can run, the baseline first, the one in use last.
+std::span<const KernelSet> SupportedKernelSets();
+
+}  // namespace jaxcoll

@@ -1,0 +1,104 @@
+// module.cc: the extension module jaxcoll._core: the one registration table, and the engine's knobs.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>   // std::int64_t, std::uint64_t
+#include <optional>  // std::optional
+#include <string>    // std::string
+
+#include "ffi/handlers.h"
+#include "ffi/site.h"
+#include "host/call_site.h"
+#include "host/recorder.h"
+#include "host/watchdog.h"
+#include "kernels/reduce.h"
+
+namespace nb = nanobind;
+
+namespace jaxcoll {
+namespace {
+
+/// A custom-call target: its name in lowered programs and its own stage; all share `execute`.
+struct Target {
+  const char* name;
+  XLA_FFI_Error* (*instantiate)(XLA_FFI_CallFrame*);
+};
+
+constexpr Target kTargets[] = {
+    {"jaxcoll_all_reduce", JaxcollAllReduce},   {"jaxcoll_all_gather", JaxcollAllGather},
+    {"jaxcoll_reduce_scatter", JaxcollReduceScatter}, {"jaxcoll_all_to_all", JaxcollAllToAll},
+    {"jaxcoll_ppermute", JaxcollPpermute},      {"jaxcoll_broadcast", JaxcollBroadcast},
+};
+
+nb::capsule Capsule(const void* pointer) { return nb::capsule(pointer); }
+
+nb::dict Targets() {
+  nb::dict targets;
+  for (const Target& target : kTargets) {
+    nb::dict stages;
+    stages["instantiate"] = Capsule(reinterpret_cast<const void*>(target.instantiate));
+    stages["execute"] = Capsule(reinterpret_cast<const void*>(JaxcollExecute));
+    targets[target.name] = stages;
+  }
+  return targets;
+}
+
+nb::dict Types() {
+  nb::dict type;
+  type["type_id"] = Capsule(&SiteState::id);
+  type["type_info"] = Capsule(&SiteState::info);
+  nb::dict types;
+  types["jaxcoll_site"] = type;
+  return types;
+}
+
+nb::list KernelSets() {
+  nb::list names;
+  for (const KernelSet& set : SupportedKernelSets()) {
+    names.append(nb::str(set.name.data(), set.name.size()));
+  }
+  return names;
+}
+
+nb::list Records() {
+  nb::list records;
+  for (const CallRecord& record : Recorder::Get().Snapshot()) {
+    nb::list moments;
+    for (const std::int64_t ns : record.moments_ns) {
+      moments.append(ns);
+    }
+    records.append(nb::make_tuple(record.device, record.sequence, record.site, record.run,
+                                  record.iteration, nb::tuple(moments)));
+  }
+  return records;
+}
+
+void SetTimeout(std::optional<double> seconds) {
+  Watchdog::Get().SetTimeout(seconds ? static_cast<std::int64_t>(*seconds * 1e9) : -1);
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "The native engine of jaxcoll. Private: use jaxcoll's own functions.";
+  m.def("targets", &Targets, nb::sig("def targets() -> dict[str, dict[str, object]]"),
+        "Custom-call targets by name: the stages that jax.ffi.register_ffi_target takes.");
+  m.def("types", &Types, nb::sig("def types() -> dict[str, dict[str, object]]"),
+        "State types by name, as jax.ffi.register_ffi_type takes them.");
+  m.def("kernel_sets", &KernelSets, nb::sig("def kernel_sets() -> list[str]"),
+        "Instruction sets that this machine can run; the last one is in use.");
+  m.def("describe_site", &DescribeSite, nb::arg("site"), nb::arg("text"),
+        "Sets the text that errors show for a site id.");
+  m.def("set_timeout", &SetTimeout, nb::arg("seconds").none(),
+        "How long a rank may wait for the others; None waits for ever.");
+  m.def(
+      "num_calls", [] { return Recorder::Get().num_calls(); },
+      "Native calls begun so far, over all devices.");
+  m.def("records", &Records,
+        nb::sig("def records() -> list[tuple[int, int, int, int, int, tuple[int, ...]]]"),
+        "Recorded calls: (device, sequence, site, run, iteration, (arrived, opened, met, moved, "
+        "resumed)), times in ns of the monotonic clock, 0 where not reached.");
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,54 @@
+"""Fast, deterministic collectives for JAX, with errors instead of hangs."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxcoll import models as models
+    from jaxcoll._config import config as config
+    from jaxcoll._config import using as using
+    from jaxcoll._errors import CollectiveError as CollectiveError
+    from jaxcoll._errors import NativeUnavailableError as NativeUnavailableError
+    from jaxcoll._processes import simulate_cpu_devices as simulate_cpu_devices
+    from jaxcoll.collectives.all_gather import all_gather as all_gather
+    from jaxcoll.collectives.all_reduce import all_reduce as all_reduce
+    from jaxcoll.collectives.all_to_all import all_to_all as all_to_all
+    from jaxcoll.collectives.broadcast import broadcast as broadcast
+    from jaxcoll.collectives.ppermute import ppermute as ppermute
+    from jaxcoll.collectives.reduce_scatter import reduce_scatter as reduce_scatter
+
+# Public name -> module; loaded on first use, so that `import jaxcoll` costs nothing.
+_HOMES = {
+    "CollectiveError": "jaxcoll._errors",
+    "NativeUnavailableError": "jaxcoll._errors",
+    "all_gather": "jaxcoll.collectives.all_gather",
+    "all_reduce": "jaxcoll.collectives.all_reduce",
+    "all_to_all": "jaxcoll.collectives.all_to_all",
+    "broadcast": "jaxcoll.collectives.broadcast",
+    "config": "jaxcoll._config",
+    "ppermute": "jaxcoll.collectives.ppermute",
+    "reduce_scatter": "jaxcoll.collectives.reduce_scatter",
+    "simulate_cpu_devices": "jaxcoll._processes",
+    "using": "jaxcoll._config",
+}
+
+__all__ = [*_HOMES, "__version__", "models"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name == "models":
+        value = importlib.import_module("jaxcoll.models")
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("jaxcoll")
+    else:
+        raise AttributeError(f"module 'jaxcoll' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,180 @@
+"""What differs between JAX versions, and the private names that the lowering needs.
+
+The only file that touches `jax._src`. Nothing here is used at import: `problem()` tries every name
+once, and where one is missing all collectives run on lax, with that reason logged.
+"""
+
+import functools as ft
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+# ---- Axes ----------------------------------------------------------------------------------------
+
+
+def bound_axes() -> Mapping[Hashable, int]:
+    """Returns name and size of the mapped axes that surround the code being traced."""
+    from jax._src import core
+
+    return core.get_axis_env().axis_sizes
+
+
+def named_axis_effects(axes: Sequence[str]) -> set[Any]:
+    """Returns the effects by which JAX knows that an equation depends on named axes."""
+    from jax._src import core
+
+    return {core.NamedAxisEffect(axis) for axis in axes}
+
+
+def tracks_varying_axes() -> bool:
+    """Tells whether the code being traced is under `shard_map(check_vma=True)`."""
+    from jax._src import config
+
+    return config._check_vma.value
+
+
+@contextmanager
+def without_varying_axes() -> Iterator[None]:
+    """Traces without typed axes, for code that is only lowered: lax then takes groups anywhere."""
+    from jax._src import config
+
+    with config._check_vma(False):
+        yield
+
+
+def casts_implicitly() -> bool:
+    """Tells whether `jax_auto_pcast` makes replicated operands varying where that is needed."""
+    from jax._src import config
+
+    return config.auto_pcast.value
+
+
+def without_weak_type(aval: Any) -> Any:
+    """Returns the type with `weak_type=False`."""
+    return aval.update(weak_type=False)
+
+
+def backends_are_initialized() -> bool:
+    """Tells whether JAX has made its clients, after which devices are fixed."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+# ---- Lowering ------------------------------------------------------------------------------------
+
+
+def replica_groups(
+    ctx: mlir.LoweringRuleContext, axes: Sequence[str], axis_index_groups: Any
+) -> list[list[int]]:
+    """Returns the logical ids of every group, in rank order."""
+    from jax._src.lax import parallel
+
+    groups = parallel._replica_groups(ctx.module_context.axis_context, axes, axis_index_groups)
+    return [list(group) for group in groups]
+
+
+def manual_axes(ctx: mlir.LoweringRuleContext) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Returns the manual axes and all axes of the mesh, or None outside of a manual region."""
+    axis_context = ctx.module_context.axis_context
+    if type(axis_context).__name__ != "SPMDAxisContext":
+        return None
+    return frozenset(axis_context.manual_axes), frozenset(axis_context.mesh.axis_names)
+
+
+def untyped(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContext:
+    """Returns the context with types that say nothing of varying axes."""
+
+    def strip(aval: Any) -> Any:
+        return aval.update(manual_axis_type=type(aval.manual_axis_type)())
+
+    return ctx.replace(
+        avals_in=[strip(aval) for aval in ctx.avals_in],
+        avals_out=[strip(aval) for aval in ctx.avals_out],
+    )
+
+
+def lowers_for_export(ctx: mlir.LoweringRuleContext) -> bool:
+    """Tells whether the program is lowered by `jax.export`."""
+    return ctx.module_context.lowering_parameters.for_export
+
+
+def module_memory(ctx: mlir.LoweringRuleContext) -> dict[Any, Any]:
+    """Returns a dictionary that lives as long as the lowering of this module does."""
+    return ctx.module_context.lowering_cache.setdefault("jaxcoll", {})  # pyright: ignore
+
+
+def module_name(ctx: mlir.LoweringRuleContext) -> str:
+    """Returns the name of the module being lowered, such as `jit_train_step`."""
+    return str(ctx.module_context.module.operation.attributes["sym_name"]).strip('"')
+
+
+def equation_metadata(ctx: mlir.LoweringRuleContext) -> Mapping[str, Any]:
+    """Returns what `set_xla_metadata` held when the equation was traced."""
+    context = ctx.jaxpr_eqn_ctx
+    return (context.xla_metadata if context is not None else None) or {}
+
+
+def source_line(ctx: mlir.LoweringRuleContext) -> str:
+    """Returns the user's `file:line (function)` of the equation, or "unknown line"."""
+    from jax._src import source_info_util
+
+    frame = source_info_util.user_frame(ctx.traceback)
+    if frame is None:
+        return "unknown line"
+    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+
+@ft.cache
+def lax_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
+    """Returns lax's own lowering rule, as it was before ours was registered."""
+    from jax._src.interpreters import mlir as private
+
+    entry = private._platform_specific_lowerings[platform].get(primitive)
+    return (entry or private._lowerings[primitive]).rule
+
+
+def lax_primitives() -> dict[str, Primitive]:
+    """Returns lax's primitives that the native path can serve, by our name of the op."""
+    from jax._src.lax import parallel
+
+    return {
+        "all_gather": parallel.all_gather_p,
+        "reduce_scatter": parallel.reduce_scatter_p,
+        "all_to_all": parallel.all_to_all_p,
+        "ppermute": parallel.ppermute_p,
+    }
+
+
+def custom_call(target: str, **arguments: Any) -> Any:
+    """Emits a typed-FFI custom call; arguments as jax's own helper takes them."""
+    from jax._src.interpreters import mlir as private
+
+    return private.custom_call(target, api_version=4, **arguments)
+
+
+@ft.cache
+def problem() -> str | None:
+    """Says what this JAX lacks of the above, or None. Costs an import of what JAX has imported."""
+    try:
+        from jax._src import config, core, source_info_util
+        from jax._src.interpreters import mlir as private
+        from jax._src.lax import parallel
+
+        for holder, names in (
+            (config, ("_check_vma", "auto_pcast")),
+            (core, ("get_axis_env", "NamedAxisEffect")),
+            (source_info_util, ("user_frame",)),
+            (private, ("_lowerings", "_platform_specific_lowerings", "custom_call")),
+            (parallel, ("_replica_groups",)),
+        ):
+            for name in names:
+                getattr(holder, name)
+        lax_primitives()
+    except (ImportError, AttributeError) as error:
+        return f"jax {jax.__version__} is not known to this version of jaxcoll ({error})"
+    return None

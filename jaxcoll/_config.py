@@ -1,0 +1,157 @@
+"""Settings: `jaxcoll.config`, `jaxcoll.using`, and the environment variables behind them.
+
+The backend is part of JAX's trace context, so a switch also takes effect on functions that are
+already compiled: they are traced again for the new setting, and found in the cache for the old one.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import cast
+
+import jax
+
+from jaxcoll._errors import one_of
+from jaxcoll._types import BACKENDS, Backend
+
+logger = logging.getLogger("jaxcoll")
+
+DEFAULT_TIMEOUT_S = 300.0
+
+
+def checked_backend(call: str, argument: str, value: object) -> Backend:
+    """Returns `value` as a Backend, or raises ValueError."""
+    if value not in BACKENDS:
+        raise ValueError(one_of(call, argument, value, BACKENDS))
+    return cast(Backend, value)
+
+
+def _checked_timeout(call: str, argument: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(
+            f"{call}: {argument}: expected a positive number of seconds, or None to wait for "
+            f"ever, got {value!r}."
+        )
+    return float(value)
+
+
+def backend_from(environment: Mapping[str, str]) -> Backend:
+    """Returns the backend that the environment asks for; "auto" where it is silent."""
+    value = environment.get("JAXCOLL_BACKEND", "").strip()
+    return checked_backend("environment", "JAXCOLL_BACKEND", value) if value else "auto"
+
+
+def timeout_from(environment: Mapping[str, str]) -> float | None:
+    """Returns the limit on waits that the environment asks for, in seconds; None: no limit."""
+    value = environment.get("JAXCOLL_TIMEOUT_S", "").strip()
+    if not value:
+        return DEFAULT_TIMEOUT_S
+    if value.lower() == "none":
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not number > 0:
+        raise ValueError(
+            "environment: JAXCOLL_TIMEOUT_S: expected a positive number of seconds, or None to "
+            f"wait for ever, got {value!r}."
+        )
+    return number
+
+
+# Local value: `using`. Global value: `config.backend`. None: the environment's.
+_backend_context = jax.make_user_context(default_value=None)
+
+
+class Config:
+    """The process's settings. One instance, `jaxcoll.config`; safe to use from several threads.
+
+    Attributes:
+        backend: `"auto"`, `"native"` or `"lax"`; what `backend=None` means where no
+            `jaxcoll.using` is active. Initially `JAXCOLL_BACKEND`, else `"auto"`.
+        timeout_s: how long a rank waits for the others, in seconds; None waits for ever. Takes
+            effect at once, also on waits in progress. Initially `JAXCOLL_TIMEOUT_S`, else 300.
+        strict: turns warnings about likely mistakes into errors. Initially False.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Reads the initial values. Raises ValueError for a value that makes no sense."""
+        self._initial_backend = backend_from(environment)
+        self._timeout_s = timeout_from(environment)
+        self._timeout_listeners: list[Callable[[float | None], None]] = []
+        self._strict = False
+
+    @property
+    def backend(self) -> Backend:
+        return cast(Backend, _backend_context.get_global() or self._initial_backend)
+
+    @backend.setter
+    def backend(self, value: Backend) -> None:
+        _backend_context.set_global(checked_backend("jaxcoll.config", "backend", value))
+
+    @property
+    def timeout_s(self) -> float | None:
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, value: float | None) -> None:
+        self._timeout_s = _checked_timeout("jaxcoll.config", "timeout_s", value)
+        for listener in self._timeout_listeners:
+            listener(self._timeout_s)
+
+    @property
+    def strict(self) -> bool:
+        return self._strict
+
+    @strict.setter
+    def strict(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise TypeError(f"jaxcoll.config: strict: expected a bool, got {value!r}.")
+        self._strict = value
+
+    def on_timeout(self, listener: Callable[[float | None], None]) -> None:
+        """Calls `listener` with `timeout_s` now and at every change."""
+        self._timeout_listeners.append(listener)
+        listener(self._timeout_s)
+
+    def __repr__(self) -> str:
+        return (
+            f"jaxcoll.config(backend={self.backend!r}, timeout_s={self.timeout_s!r}, "
+            f"strict={self.strict!r})"
+        )
+
+
+config = Config(os.environ)
+
+
+@contextmanager
+def using(*, backend: Backend) -> Iterator[None]:
+    """Sets the backend of this thread's collectives for the duration of a `with` block.
+
+    It goes before `config.backend` and after a collective's own `backend=`. Functions that are
+    compiled already are traced again inside, once for each backend.
+
+    Args:
+        backend: `"auto"` (native where it is supported, else lax), `"native"` (an error where
+            native can't serve) or `"lax"`.
+
+    Raises:
+        ValueError: another value.
+
+    Example:
+        >>> with jaxcoll.using(backend="lax"):
+        ...     state = train_step(state, batch)
+    """
+    with _backend_context(checked_backend("jaxcoll.using", "backend", backend)):
+        yield
+
+
+def resolve_backend(call: str, backend: Backend | None) -> Backend:
+    """Returns the backend of one call: its argument, else `using`, else `config`."""
+    if backend is not None:
+        return checked_backend(call, "backend", backend)
+    return cast(Backend, _backend_context.value or config.backend)

@@ -1,0 +1,75 @@
+"""The compiled extension: loading it, registering its targets, and why it is absent.
+
+The only file that touches `jax.ffi` and `jaxcoll._core`.
+"""
+
+import functools as ft
+import importlib
+import threading
+from types import ModuleType
+
+import jax
+
+from jaxcoll._config import config, logger
+
+_register_lock = threading.Lock()
+
+
+@ft.cache
+def _load() -> tuple[ModuleType | None, str | None]:
+    """Returns the extension, or None and the reason; logs the reason once."""
+    try:
+        core = importlib.import_module("jaxcoll._core")
+    except ImportError as error:
+        reason = f"the native extension can't be loaded ({error})"
+        logger.warning("jaxcoll: %s; collectives run on jax.lax.", reason)
+        return None, reason
+    config.on_timeout(core.set_timeout)
+    return core, None
+
+
+@ft.cache
+def _register() -> str | None:
+    """Registers all types and targets with XLA; returns why that failed, or None.
+
+    A stateful target that is registered before the CPU client exists keeps the backend from
+    starting, so this waits for the first lowering, which has a client.
+    """
+    core, reason = _load()
+    if core is None:
+        return reason
+    try:
+        for name, registration in core.types().items():
+            jax.ffi.register_ffi_type(name, registration, platform="cpu")
+        for name, stages in core.targets().items():
+            jax.ffi.register_ffi_target(name, stages, platform="cpu")
+    except Exception as error:  # noqa: BLE001  (XLA reports an ABI mismatch in many types)
+        reason = f"XLA refused the native extension, which was built for another jaxlib ({error})"
+        logger.warning("jaxcoll: %s; collectives run on jax.lax.", reason)
+        return reason
+    return None
+
+
+def unavailable_reason() -> str | None:
+    """Says why native calls can't be lowered in this process, or None. Registers on first use."""
+    with _register_lock:
+        return _register()
+
+
+def describe_site(site: int, text: str) -> None:
+    """Sets the text that native errors show for a call site."""
+    core, _ = _load()
+    if core is not None:
+        core.describe_site(site, text)
+
+
+def num_calls() -> int:
+    """Returns how many native calls were begun in this process, over all devices."""
+    core, _ = _load()
+    return 0 if core is None else core.num_calls()
+
+
+def records() -> list[tuple[int, int, int, int, int, tuple[int, ...]]]:
+    """Returns the engine's recorded calls; see `jaxcoll._core.records`."""
+    core, _ = _load()
+    return [] if core is None else core.records()

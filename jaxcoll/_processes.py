@@ -1,0 +1,70 @@
+"""The devices of this process: simulated CPU devices for one machine."""
+
+import os
+
+import jax
+
+# XLA ends the process when one of its own collectives has waited this long. Ours report an error
+# before (config.timeout_s, 300 by default), so XLA's limit stands well above.
+_XLA_WARN_S = 600
+_XLA_TERMINATE_S = 1200
+
+
+def simulate_cpu_devices(num_devices: int) -> None:
+    """Makes JAX see `num_devices` CPU devices in this process.
+
+    Call it before JAX starts, that is before the first computation, `jax.devices()` or the like. It
+    also sets what a multi-device CPU program needs: a thread pool that un-awaited steps can't
+    exhaust (`PJRT_NPROC`; with XLA's default, more than 32 of them hang), and longer limits for
+    XLA's own collectives, which otherwise end the process after 40 s.
+
+    Args:
+        num_devices: how many devices, at least 1.
+
+    Raises:
+        ValueError: `num_devices` is not a positive int.
+        RuntimeError: JAX has started already with another number of devices.
+
+    Example:
+        >>> import jaxcoll
+        >>> jaxcoll.simulate_cpu_devices(8)
+        >>> mesh = jax.make_mesh((8,), ("data",))
+    """
+    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
+        raise ValueError(
+            f"simulate_cpu_devices(num_devices): expected a positive int, got {num_devices!r}."
+        )
+    if _jax_has_started():
+        raise RuntimeError(
+            f"simulate_cpu_devices({num_devices}): JAX has started already, with "
+            f"{len(jax.devices())} {jax.devices()[0].platform} device(s). Call it first in the "
+            "program, before anything that uses a device."
+        )
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", num_devices)
+    # One thread for each launch that waits for its turn and one for each device program, and as
+    # many again for a second Python thread that launches.
+    wanted = 4 * num_devices + (os.cpu_count() or 1)
+    if _int_of("PJRT_NPROC") < wanted:
+        os.environ["PJRT_NPROC"] = str(wanted)
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    for name, seconds in (
+        ("--xla_cpu_collective_call_warn_stuck_timeout_seconds", _XLA_WARN_S),
+        ("--xla_cpu_collective_call_terminate_timeout_seconds", _XLA_TERMINATE_S),
+    ):
+        if not any(flag.startswith(name) for flag in flags):
+            flags.append(f"{name}={seconds}")
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+def _jax_has_started() -> bool:
+    from jaxcoll import _compat
+
+    return _compat.backends_are_initialized()
+
+
+def _int_of(variable: str) -> int:
+    try:
+        return int(os.environ.get(variable, ""))
+    except ValueError:
+        return 0

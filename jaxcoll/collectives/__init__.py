@@ -1,0 +1,1 @@
+"""The collectives: one file per op, the same anatomy in each."""

@@ -1,0 +1,80 @@
+"""ppermute: send this rank's block along the edges of a permutation.
+
+Bytes moved per rank: S written, for an operand of S bytes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from jaxcoll._config import resolve_backend
+from jaxcoll._lowering import marked
+from jaxcoll._types import AxisName, Backend
+from jaxcoll.collectives._arguments import Axes, check_axes, check_each_leaf, check_varies
+
+
+def ppermute(
+    x: Any,
+    axis_name: AxisName,
+    perm: Sequence[tuple[int, int]],
+    *,
+    backend: Backend | None = None,
+) -> Any:
+    """Sends every rank's block to another rank.
+
+    Args:
+        x: an array, or a tree of arrays; any shapes and dtypes.
+        axis_name: a mapped axis of size p, or a tuple of them.
+        perm: pairs (source, target) of axis indices, each index at most once on either side.
+        backend: see `jaxcoll.using`.
+
+    Returns:
+        The shapes and dtypes of `x`; rank t has the block of s for each (s, t) in `perm`, and
+        ranks that receive nothing have zeros; varying over `axis_name`, as `jax.lax.ppermute`'s.
+
+    Raises:
+        NameError: an axis is not mapped here.
+        ValueError: a source or target stands twice or is no index of the axis, or an unknown
+            `backend`.
+        NativeUnavailableError: `backend="native"` where native can't serve.
+
+    Cost: one meeting of the group; S bytes read and written per rank.
+    Differentiable: yes; the transpose sends along the reversed pairs.
+    Deterministic: yes, it copies.
+
+    Example:
+        >>> from_left = jaxcoll.ppermute(x, "ring", [(i, (i + 1) % p) for i in range(p)])
+    """
+    axes = check_axes("ppermute", x, axis_name)
+    resolved = resolve_backend("ppermute", backend)
+    pairs = _check_perm(axes, perm)
+    check_each_leaf(axes, x, lambda where, leaf: check_varies(axes, where, leaf))
+    with marked(resolved):
+        return lax.ppermute(x, axes.names, pairs)
+
+
+def _check_perm(axes: Axes, perm: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    try:
+        pairs = tuple((int(source), int(target)) for source, target in perm)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{axes.call}: perm: expected pairs (source, target) of axis indices, got {perm!r}."
+        ) from None
+    for side, indices in (
+        ("source", [source for source, _ in pairs]),
+        ("target", [target for _, target in pairs]),
+    ):
+        outside = [i for i in indices if not 0 <= i < axes.size]
+        if outside:
+            raise ValueError(
+                f"{axes.call}: perm: expected each {side} in range({axes.size}), got {outside[0]} "
+                f"in {list(pairs)}."
+            )
+        twice = [i for i in indices if indices.count(i) > 1]
+        if twice:
+            raise ValueError(
+                f"{axes.call}: perm: expected each {side} at most once, got {twice[0]} twice in "
+                f"{list(pairs)}. To send one block to all ranks, use broadcast."
+            )
+    return pairs
