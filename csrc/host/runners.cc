@@ -52,12 +52,11 @@ void Pace::Note(std::int64_t duration_ns, bool overdue) {
   Move(stalls_, overdue);
 }
 
-std::size_t Pace::Spread(std::size_t num_tasks, std::size_t num_cores) const {
+Pace::Kind Pace::kind() const {
   if (stalls_.load(std::memory_order_relaxed) > 0) {
-    return num_tasks;
+    return Kind::kBlocking;
   }
-  const std::size_t most = length_.load(std::memory_order_relaxed) > 0 ? num_cores : 1;
-  return std::min(num_tasks, most);
+  return length_.load(std::memory_order_relaxed) > 0 ? Kind::kLong : Kind::kShort;
 }
 
 void TaskList::Append(Task& task) {
@@ -118,39 +117,51 @@ void Runners::StartWatch() {
 }
 
 void Runners::Resume(const TaskList& programs, Pace& pace) {
-  Submit(programs, &pace, pace.Spread(programs.size_, num_cores_));
+  if (programs.head_ == nullptr) {
+    return;
+  }
+  const Pace::Kind kind = pace.kind();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Append(programs, &pace);
+  std::size_t wanted = 1;
+  std::size_t coming = num_woken_;
+  if (kind == Pace::Kind::kShort) {
+    // A runner that submits comes back to the queue soon, and so does any other.
+    coming += is_runner ? 1 : num_busy_;
+  } else {
+    // This thread goes on with a program of its own, and not for a short time.
+    wanted = kind == Pace::Kind::kLong ? num_cores_ - 1 : programs.size_;
+  }
+  wanted = std::clamp<std::size_t>(wanted, 1, programs.size_);
+  if (wanted > coming) {
+    Wake(wanted - coming);
+  }
+  if (programs.size_ > num_woken_) {
+    StartWatch();
+  }
 }
 
-void Runners::Help(const TaskList& helpers) { Submit(helpers, nullptr, helpers.size_); }
+void Runners::Help(const TaskList& helpers) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Append(helpers, nullptr);
+  Wake(helpers.size_);
+}
 
-void Runners::Submit(const TaskList& tasks, Pace* pace, std::size_t num_runners) {
+void Runners::Append(const TaskList& tasks, Pace* pace) {
   if (tasks.head_ == nullptr) {
     return;
   }
-  const std::int64_t now = NowNs();
+  const std::int64_t now_ns = NowNs();
   for (Task* task = tasks.head_; task != nullptr; task = task->next_) {
-    task->queued_ns_ = now;
+    task->queued_ns_ = now_ns;
     task->pace_ = pace;
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (tail_ == nullptr) {
     head_ = tasks.head_;
   } else {
     tail_->next_ = tasks.head_;
   }
   tail_ = tasks.tail_;
-  // For programs, a runner that submits comes back to the queue by itself, and where one runner is
-  // enough, any busy one will do. Help is of no use later.
-  std::size_t coming = num_woken_;
-  if (pace != nullptr) {
-    coming += is_runner ? 1 : (num_runners == 1 ? num_busy_ : 0);
-  }
-  if (num_runners > coming) {
-    Wake(num_runners - coming);
-  }
-  if (tasks.size_ > num_woken_) {
-    StartWatch();
-  }
 }
 
 void Runners::RunnerLoop(Runner& self) {

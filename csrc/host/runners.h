@@ -32,8 +32,8 @@ class Pace {
   /// Notes one finished task: how long it ran and whether it stood in the queue too long before.
   void Note(std::int64_t duration_ns, bool overdue);
 
-  /// How many runners should take part when `num_tasks` tasks arrive.
-  std::size_t Spread(std::size_t num_tasks, std::size_t num_cores) const;
+  enum class Kind { kShort, kLong, kBlocking };
+  [[nodiscard]] Kind kind() const;
 
  private:
   std::atomic<int> length_{0};  // > 0: continuations were long lately
@@ -99,7 +99,7 @@ class Runners {
   };
 
   Runners();
-  void Submit(const TaskList& tasks, Pace* pace, std::size_t num_runners);
+  void Append(const TaskList& tasks, Pace* pace);  // requires mutex_
   bool AddRunner();                 // requires mutex_; false where no thread can be had
   void Wake(std::size_t count);     // requires mutex_
   void StartWatch();                // requires mutex_

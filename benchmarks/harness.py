@@ -1,0 +1,92 @@
+"""Alternating measurements: the machine's drift hits all variants alike, and cancels in ratios."""
+
+import dataclasses
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+Program = Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds of each variant, one entry a round; entry i of all variants is from one round."""
+
+    seconds: Mapping[str, list[float]]
+
+    def median_us(self, variant: str) -> float:
+        return statistics.median(self.seconds[variant]) * 1e6
+
+    def p90_us(self, variant: str) -> float:
+        return float(np.percentile(self.seconds[variant], 90)) * 1e6
+
+    def ratio(self, slower: str, faster: str) -> float:
+        """Returns the median over rounds of slower / faster."""
+        pairs = zip(self.seconds[slower], self.seconds[faster], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+
+def measure(programs: Mapping[str, Program], rounds: int, budget_s: float = 6.0) -> Timing:
+    """Runs all programs once a round, in turn, until `rounds` or the budget is reached.
+
+    At least three rounds are made. Every program has run once before the first.
+    """
+    for program in programs.values():
+        jax.block_until_ready(program())
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    begin = time.perf_counter()
+    for done in range(rounds):
+        if done >= 3 and time.perf_counter() - begin > budget_s:
+            break
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program())
+            seconds[name].append(time.perf_counter() - start)
+    return Timing(seconds)
+
+
+def slopes(short: Timing, long: Timing, extra_calls: int) -> Timing:
+    """Returns seconds per call: what a longer chain costs more, so that the launch drops out.
+
+    A round in which the longer chain was not slower says nothing and is dropped for all variants.
+    """
+    kept: dict[str, list[float]] = {name: [] for name in short.seconds}
+    for i in range(min(len(next(iter(t.seconds.values()))) for t in (short, long))):
+        extra = {name: long.seconds[name][i] - short.seconds[name][i] for name in kept}
+        if min(extra.values()) > 0:
+            for name, value in extra.items():
+                kept[name].append(value / extra_calls)
+    return Timing(kept)
+
+
+def count_wrong(got: Any, expected: Any) -> int:
+    """Counts the elements of two trees that differ; the data is chosen to make sums exact."""
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    return sum(int((np.asarray(a) != np.asarray(b)).sum()) for a, b in pairs)
+
+
+def environment() -> dict[str, Any]:
+    """Describes machine and versions, for the head of a results file."""
+    cpu = platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                cpu = line.split(":", 1)[1].strip()
+                break
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": __import__("jaxlib").__version__,
+    }
