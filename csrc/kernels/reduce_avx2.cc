@@ -1,5 +1,6 @@
 // kernels/reduce_avx2.cc: the AVX2 set. Compiled with -mavx2 -mf16c -ffp-contract=off; called only
-// where the processor has both.
+// where the processor has both. -mfma would add nothing: fused products round
+// differently, so -ffp-contract=off forbids them.
 #include <immintrin.h>
 
 #include <cstddef>  // std::byte, std::size_t
@@ -18,7 +19,8 @@ struct Avx2 {
   /// 16-bit floats need two registers of accumulators for one of storage: 8 of the 16.
   static constexpr std::size_t kUnroll = 4;
 
-  // Compare and blend, for vmaxps turns a denormal into 0 under denormals-are-zero.
+  // Compare and blend, for vmaxps turns a denormal into 0 under denormals-are-zero. (clang makes it
+  // vmaxps nevertheless: reduce.h.)
   static __m256 Max(__m256 acc, __m256 x) {
     return _mm256_blendv_ps(acc, x, _mm256_cmp_ps(acc, x, _CMP_LT_OQ));
   }

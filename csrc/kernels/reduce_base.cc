@@ -1,4 +1,5 @@
 // kernels/reduce_base.cc: the portable set: plain C++, and the truth for the other sets' tests.
+// Compiled with -O3 -ffp-contract=off: at -O2 g++ 12 gives 13 instead of 39 GB/s (float32, p = 2).
 //
 // Blocked: a block of accumulators stays in L1 while the ranks' blocks stream past it, one after
 // the other. These are loops that any compiler vectorises, with NEON for instance; the x86 sets
@@ -27,9 +28,10 @@ To LoadAs(const std::byte* address) {  // Callers' buffers are aligned to one el
   return value;
 }
 
-/// `condition ? yes : no` by masking the bits. Compilers turn the plain expression on floats, also
-/// behind a bit_cast, into the processor's max where they see it, which under denormals-are-zero
-/// returns 0 for a denormal operand; this way the operand comes back whole everywhere.
+/// `condition ? yes : no` by masking the bits. g++ turns the plain expression on floats, also
+/// behind a bit_cast, into the processor's max, which under denormals-are-zero returns 0 for a
+/// denormal operand; this way the operand comes back whole. (clang sees through this one too:
+/// reduce.h.)
 template <typename Bits, typename T>
 T Select(bool condition, T yes, T no) {
   const Bits mask = Bits{0} - static_cast<Bits>(condition);

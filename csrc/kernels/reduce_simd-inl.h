@@ -15,101 +15,37 @@
 //
 // Everything else is the compilers' vector extension, so one text serves all widths.
 //
-// Measured: @@TABLE@@
+// Why this shape: prototypes of float32 sums in place, p ranks, buffers at one offset in a page,
+// GB/s read plus written by one thread of a shared 2-core Zen 4 virtual machine (g++ 12 -O3,
+// AVX-512, thread CPU time, medians of 3 runs; sizes are those of all ranks together):
+//
+//                                p=2 256K  4M 320M    p=4 256K  4M 320M    p=8 256K  4M 320M
+//   fused, 4 vectors                  184 177   49         183 171   49         147 134   50
+//   same, addresses in registers      223 197   50         221 195   50         184 144   51
+//   blocked, 4 KiB, 2 ranks a pass    103  86   34         102  94   32         100  67   25
+//   fused, non-temporal stores         29  29   31          30  30   31          26  27   23
+//
+// 8 vectors lose at p = 8 (118, 111, 43). They win in cache where the ranks' buffers lie 64 bytes
+// apart modulo a page (p = 4, 256K: 149 against 112, one run), which large allocations do not.
+// In one run each, prefetching 512 bytes or 2 KiB ahead helped nowhere and cost 27 to 42% at p = 8
+// beyond L3; non-temporal stores to one destination apart from the sources gained there (p = 4,
+// 64M: 50 against 26), but a kernel sees one slice and cannot know the size of the whole.
+//
+// The `#pragma GCC unroll`s make registers of the small arrays at -O2 too; without them g++ 12 does
+// so at -O3 only (p = 2, 16K: 57 against 220).
 #pragma once
 
 #include <cstddef>  // std::byte, std::size_t
-#include <cstdint>  // std::uint32_t
 #include <utility>  // std::index_sequence
 
 #include "core/types.h"                // DType, ReduceOp
 #include "kernels/reduce.h"            // ReduceFn
+#include "kernels/reduce_lanes-inl.h"  // Lane
 #include "kernels/reduce_sets.h"       // GetReduceBaseline
-#include "kernels/reduce_table-inl.h"  // Float16, Identity
+#include "kernels/reduce_table-inl.h"  // Identity
 
 namespace jaxcoll {
 namespace {  // NOLINT(google-build-namespaces): internal on purpose, see reduce_sets.h
-
-/// A vector register of Ts.
-template <typename Isa, typename T>
-struct VectorOf {
-  using Type __attribute__((vector_size(Isa::kVectorBytes))) = T;
-};
-
-template <typename V>
-V LoadVector(const std::byte* address) {
-  V vector;
-  __builtin_memcpy(&vector, address, sizeof(V));
-  return vector;
-}
-
-template <typename V>
-void StoreVector(std::byte* address, V vector) {
-  __builtin_memcpy(address, &vector, sizeof(V));
-}
-
-/// How one vector register of storage becomes kParts vectors of accumulators, and how these are
-/// rounded: Pack is apart from Store so that it is done once, however many the destinations.
-template <typename Isa, typename T>
-struct Lane {
-  using Acc = T;
-  using Vector = typename VectorOf<Isa, T>::Type;
-  using Packed = Vector;
-  static constexpr std::size_t kParts = 1;
-  static void Load(const std::byte* address, Vector* parts) {
-    parts[0] = LoadVector<Vector>(address);
-  }
-  static Packed Pack(const Vector* parts) { return parts[0]; }
-  static void Store(std::byte* address, Packed packed) { StoreVector(address, packed); }
-};
-
-/// A bfloat16 is the upper half of a float, so the 32-bit word that holds two of them gives the
-/// even one by a shift and the odd one by a mask: no lane ever moves. (AVX512-BF16's conversion is
-/// of no use: it flushes denormals, whatever the mode.)
-template <typename Isa>
-struct Lane<Isa, BFloat16> {
-  using Acc = float;
-  using Vector = typename VectorOf<Isa, float>::Type;
-  using Words = typename VectorOf<Isa, std::uint32_t>::Type;
-  using Packed = Words;
-  static constexpr std::size_t kParts = 2;
-  static void Load(const std::byte* address, Vector* parts) {
-    const Words words = LoadVector<Words>(address);
-    parts[0] = reinterpret_cast<Vector>(words << 16);
-    parts[1] = reinterpret_cast<Vector>(words & 0xFFFF0000U);
-  }
-  static Packed Pack(const Vector* parts) {
-    return (Rounded(parts[0]) >> 16) | (Rounded(parts[1]) & 0xFFFF0000U);
-  }
-  static void Store(std::byte* address, Packed packed) { StoreVector(address, packed); }
-  /// To nearest even in the upper half. A canonical NaN has no low bits to carry over.
-  static Words Rounded(Vector part) {
-    const Words bits = reinterpret_cast<Words>(part);
-    return bits + 0x7FFFU + ((bits >> 16) & 1U);
-  }
-};
-
-template <typename Isa>
-struct Lane<Isa, Float16> {
-  using Acc = float;
-  using Vector = typename VectorOf<Isa, float>::Type;
-  struct Packed {
-    typename Isa::Halves lower;
-    typename Isa::Halves upper;
-  };
-  static constexpr std::size_t kParts = 2;
-  static void Load(const std::byte* address, Vector* parts) {
-    parts[0] = Isa::LoadHalves(address);
-    parts[1] = Isa::LoadHalves(address + Isa::kVectorBytes / 2);
-  }
-  static Packed Pack(const Vector* parts) {
-    return {Isa::ToHalves(parts[0]), Isa::ToHalves(parts[1])};
-  }
-  static void Store(std::byte* address, const Packed& packed) {
-    StoreVector(address, packed.lower);
-    StoreVector(address + Isa::kVectorBytes / 2, packed.upper);
-  }
-};
 
 template <typename Isa, typename Element, ReduceOp kOp>
 struct Kernel {
@@ -154,6 +90,7 @@ struct Kernel {
     typename L::Packed packed[kVectors];
 
     void Store(void* dst) const {
+#pragma GCC unroll 8
       for (std::size_t v = 0; v < kVectors; ++v) {
         L::Store(static_cast<std::byte*>(dst) + v * Isa::kVectorBytes, packed[v]);
       }
@@ -167,14 +104,17 @@ struct Kernel {
     Vector parts[kVectors * L::kParts];
 
     Block() {
+#pragma GCC unroll 8
       for (Vector& part : parts) {
         part = Vector{} + Identity<T, kOp>();
       }
     }
     void Accumulate(const void* src) {
+#pragma GCC unroll 8
       for (std::size_t v = 0; v < kVectors; ++v) {
         Vector x[L::kParts];
         L::Load(static_cast<const std::byte*>(src) + v * Isa::kVectorBytes, x);
+#pragma GCC unroll 8
         for (std::size_t k = 0; k < L::kParts; ++k) {
           Vector& acc = parts[v * L::kParts + k];
           acc = Apply(acc, x[k]);
@@ -183,8 +123,10 @@ struct Kernel {
     }
     Results<kVectors> Finish(std::size_t num_srcs) const {
       Results<kVectors> results;
+#pragma GCC unroll 8
       for (std::size_t v = 0; v < kVectors; ++v) {
         Vector finished[L::kParts];
+#pragma GCC unroll 8
         for (std::size_t k = 0; k < L::kParts; ++k) {
           finished[k] = Kernel::Finish(parts[v * L::kParts + k], num_srcs);
         }

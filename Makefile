@@ -1,0 +1,97 @@
+# Every target makes what it needs, in $(VENV), from Python >= 3.11 and a C++ compiler. Variables:
+#
+#   PYTHON=python3.13      the Python to make $(VENV) from
+#   VENV=.venv-313         where; one per Python
+#   JAX=0.10.2             that version of JAX instead of the newest that the Python can have
+#   ARGS=...               further arguments for pytest, examples/train_lm.py, benchmarks/run.py
+PYTHON ?= python3
+VENV ?= .venv
+JAX ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
+BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+JOBS := $(shell getconf _NPROCESSORS_ONLN)
+
+.PHONY: help demo test test-all bench lint format ctest wheel release-test build stubs signatures clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -E '^[a-z-]+: .*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 18
+
+demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 minutes)
+	$(BIN)/python examples/train_lm.py $(ARGS)
+
+test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (under 10 minutes)
+	$(BIN)/pytest $(ARGS)
+	JAXCOLL_BACKEND=lax $(BIN)/pytest --ignore tests/repo $(ARGS)
+
+test-all: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## everything, into tests/RESULTS.md
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py
+
+bench: $(VENV)/.dev$(JAX)  ## measure against jax.lax; table, JSON and plot in benchmarks/results
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, clang-tidy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/codespell
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	PATH="$(abspath $(BIN)):$$PATH" cmake --preset lint -DPython_EXECUTABLE="$(abspath $(BIN))/python" \
+	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > /dev/null
+	find csrc tests/cpp -name '*.cc' -print0 | \
+	  xargs -0 -n 1 -P $(JOBS) $(BIN)/clang-tidy -p build/lint --quiet
+
+format: $(VENV)/.tools  ## rewrite what `make lint` can mend by itself
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+ctest: $(VENV)/.tools  ## the C++ layers below FFI: release, ASAN + UBSAN, TSAN
+	set -e; for preset in release asan tsan; do \
+	  PATH="$(abspath $(BIN)):$$PATH" cmake --workflow --preset $$preset; \
+	done
+
+wheel: $(VENV)/.tools  ## a portable wheel in dist/
+	rm -rf build/wheel dist
+	$(BIN)/python -m build --wheel --outdir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
+
+release-test: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## try the wheel and the sources in empty environments
+	JAXCOLL_WHEEL="$$(ls -t "$$PWD"/dist/*.whl 2> /dev/null | head -n 1)" \
+	  $(BIN)/pytest -m release -rP $(ARGS)
+
+stubs: $(VENV)/.dev$(JAX)  ## regenerate jaxcoll/_core.pyi from the extension
+	$(BIN)/python -m nanobind.stubgen -q -m jaxcoll._core -o jaxcoll/_core.pyi
+
+signatures: $(VENV)/.dev$(JAX)  ## regenerate tests/repo/signatures.txt from the package
+	$(BIN)/python tools/signatures.py > tests/repo/signatures.tmp
+	mv tests/repo/signatures.tmp tests/repo/signatures.txt
+
+build: $(VENV)/.tools  ## after an edit of csrc: rebuild the extension against the installed JAX, quickly
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps -e .
+	@touch $(VENV)/.dev$(JAX)
+
+clean:  ## remove everything that make made
+	rm -rf .venv* build dist
+
+# ---- Environments --------------------------------------------------------------------------------
+
+$(VENV)/.python:
+	@$(PYTHON) tools/check_toolchain.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1"  # for --group
+	@touch $@
+
+# An editable install, so that Python edits count at once. Built in isolation, as wheels are: against
+# the oldest FFI headers, whichever JAX is installed here.
+$(VENV)/.dev$(JAX): $(VENV)/.python $(BUILD_INPUTS)
+	@rm -f $(VENV)/.dev*
+	$(BIN)/pip install --quiet -e ".[demo]" --group test $(if $(JAX),"jax==$(JAX)" "jaxlib==$(JAX)")
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.python pyproject.toml
+	$(BIN)/pip install --quiet --group lint
+	@touch $@

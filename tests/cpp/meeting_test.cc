@@ -1,0 +1,261 @@
+// tests/cpp/meeting_test.cc: which call meets which, and that nothing else does.
+#include <atomic>   // std::atomic
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t
+#include <limits>   // std::numeric_limits
+#include <memory>   // std::make_unique
+#include <string>   // std::string
+#include <utility>  // std::move
+#include <vector>   // std::vector
+
+#include "host/call_site.h"
+#include "ranks.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+constexpr std::size_t kNumRanks[] = {1, 2, 3, 4, 8};
+
+/// `iterations` calls of one site in one run, by one rank of a group that has all ranks.
+Program Repeat(CallSite& site, std::size_t num_ranks, std::size_t rank, std::int64_t run,
+               std::int64_t iterations, std::int64_t first = 0, std::size_t num_chunks = 1) {
+  Stamped stamped(num_ranks, num_chunks);
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    stamped.Verify(co_await stamped.Begin(site, rank, rank, run, first + i));
+  }
+}
+
+void IterationsMeetTheirOwn(Context& context) {
+  for (const std::size_t p : kNumRanks) {
+    const Site site = MakeSite(1, OneGroup(p), std::make_unique<StampWork>());
+    const std::int64_t run = FreshRuns();
+    RunRanks(context, p, [&](std::size_t rank) { return Repeat(*site, p, rank, run, 300); });
+  }
+}
+
+void RunsMeetTheirOwn(Context& context) {
+  constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
+  for (const std::size_t p : kNumRanks) {
+    const Site site = MakeSite(1, OneGroup(p), std::make_unique<StampWork>());
+    const std::int64_t base = FreshRuns();
+    for (const std::int64_t run : {base, base + 1, base + 2, base + 4, -base - 3, -base - 1, kLowest,
+                                   kLowest + 1, std::numeric_limits<std::int64_t>::max()}) {
+      RunRanks(context, p, [&](std::size_t rank) { return Repeat(*site, p, rank, run, 3); });
+    }
+  }
+}
+
+/// XLA counts runs in 32 bits, each program from where its fingerprint says.
+void RunIdsMayRepeat(Context& context) {
+  const std::size_t p = 4;
+  const Site site = MakeSite(1, OneGroup(p), std::make_unique<StampWork>());
+  const std::int64_t base = FreshRuns();
+  std::int64_t before = -1;
+  std::int64_t iteration = 0;
+  for (const std::int64_t run : {7, 8, 7, 9, 7, 7, 8, 8, 7, 9}) {
+    iteration = run == before ? iteration + 1 : 0;  // the count goes on where the same id follows
+    before = run;
+    RunRanks(context, p, [&](std::size_t rank) {
+      return Repeat(*site, p, rank, base + run, 1, iteration);
+    });
+  }
+}
+
+/// XLA starts independent calls in any order, and on each device in another.
+void AnyOrderOfSitesWillDo(Context& context) {
+  constexpr std::size_t kSites = 6;
+  for (const std::size_t p : kNumRanks) {
+    std::vector<Site> sites;
+    for (std::size_t s = 0; s < kSites; ++s) {
+      sites.push_back(MakeSite(s, OneGroup(p), std::make_unique<StampWork>()));
+    }
+    const std::int64_t base = FreshRuns();
+    for (std::int64_t run = base; run < base + 50; ++run) {
+      RunThreads(context, p, [&](std::size_t rank) {
+        for (std::size_t i = 0; i < kSites; ++i) {
+          const std::size_t s = (rank % 2 == 0 ? i : kSites - 1 - i);
+          Repeat(*sites[(s + rank) % kSites], p, rank, run, 3).Start();
+        }
+      });
+    }
+  }
+}
+
+/// One call of the program, cloned by the compiler: same id, same run, same iteration.
+void ClonesStayApart(Context& context) {
+  const std::size_t p = 4;
+  std::vector<Site> clones;
+  for (std::size_t s = 0; s < 4; ++s) {
+    clones.push_back(MakeSite(42, OneGroup(p), std::make_unique<StampWork>()));
+  }
+  const std::int64_t base = FreshRuns();
+  for (std::int64_t run = base; run < base + 50; ++run) {
+    RunThreads(context, p, [&](std::size_t rank) {
+      for (std::size_t i = 0; i < clones.size(); ++i) {
+        const std::size_t number = (i + rank) % clones.size();
+        // To tell clones apart, a clone's number stands where the iteration would, which is 0.
+        Repeat(*clones[number], p, rank, run, 1, static_cast<std::int64_t>(number)).Start();
+      }
+    });
+  }
+}
+
+/// A (4, 2) mesh whose devices are listed in no order; calls over its rows, its columns and all.
+void GroupsOfAMesh(Context& context) {
+  constexpr std::int64_t kMesh[4][2] = {{3, 6}, {0, 1}, {7, 4}, {2, 5}};
+  Groups rows;
+  Groups columns(2);
+  Groups all(1);
+  struct Place {
+    std::size_t row, column;
+  };
+  std::vector<Place> place(8);
+  for (std::size_t i = 0; i < 4; ++i) {
+    rows.push_back({kMesh[i][0], kMesh[i][1]});
+    for (std::size_t j = 0; j < 2; ++j) {
+      columns[j].push_back(kMesh[i][j]);
+      all[0].push_back(kMesh[i][j]);
+      place[static_cast<std::size_t>(kMesh[i][j])] = {i, j};
+    }
+  }
+  const Site over_rows = MakeSite(1, rows, std::make_unique<StampWork>());
+  const Site over_columns = MakeSite(2, columns, std::make_unique<StampWork>());
+  const Site over_all = MakeSite(3, all, std::make_unique<StampWork>());
+  const std::int64_t base = FreshRuns();
+  for (std::int64_t run = base; run < base + 20; ++run) {
+    RunRanks(context, 8, [&](std::size_t id) -> Program {
+      const auto [row, column] = place[id];
+      Stamped stamped(0);
+      for (std::int64_t i = 0; i < 10; ++i) {
+        // The group's number goes into the stamp's iteration: groups of one site must not meet.
+        const auto in_group = [&](std::size_t group) {
+          return i * 16 + static_cast<std::int64_t>(group);
+        };
+        stamped = Stamped(2);
+        stamped.Verify(co_await stamped.Begin(*over_rows, id, column, run, in_group(row)));
+        stamped = Stamped(4);
+        stamped.Verify(co_await stamped.Begin(*over_columns, id, row, run, in_group(column)));
+        stamped = Stamped(8);
+        stamped.Verify(co_await stamped.Begin(*over_all, id, row * 2 + column, run, in_group(0)));
+      }
+    });
+  }
+}
+
+/// Groups need not go through a site equally often (a `cond` on the group's number).
+void GroupsCountForThemselves(Context& context) {
+  const Site site = MakeSite(1, {{0, 1}, {2, 3}}, std::make_unique<StampWork>());
+  const std::int64_t base = FreshRuns();
+  for (std::int64_t run = base; run < base + 20; ++run) {
+    RunRanks(context, 4, [&](std::size_t id) -> Program {
+      Stamped stamped(2);
+      for (std::int64_t i = 0; i < (id < 2 ? 3 : 10); ++i) {
+        stamped.Verify(co_await stamped.Begin(*site, id, id % 2, run, i));
+      }
+    });
+  }
+}
+
+void StrangersAreTurnedAway(Context& context) {
+  const Site site = MakeSite(1, {{1, 3}}, std::make_unique<StampWork>());
+  for (const std::int64_t id : {-1, 0, 2, 4, 1000}) {
+    context.Expect(site->Begin(id, 0, 0).meeting == nullptr,
+                   "device " + std::to_string(id) + " is in no group");
+  }
+  for (const std::int64_t id : {1, 3}) {
+    const CallSite::Visit visit = site->Begin(id, 0, 0);
+    context.Expect(visit.meeting != nullptr && visit.rank == static_cast<std::size_t>(id / 2),
+                   "device " + std::to_string(id) + " has its rank");
+  }
+}
+
+/// Runners help with a large move: every chunk runs once, and no rank goes on before the last.
+void HelpersFinishBeforeAnybodyGoesOn(Context& context) {
+  constexpr std::size_t kChunks = 16;
+  for (const std::size_t p : kNumRanks) {
+    auto work = std::make_unique<StampWork>(kChunks, std::size_t{1} << 20);
+    std::atomic<std::size_t> helped{0};
+    work->in_chunk = [&helped](std::size_t) {
+      if (on_rank_thread) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));  // leaves some to the helper
+      } else {
+        helped.fetch_add(1, std::memory_order_relaxed);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // and the helper ends last
+      }
+    };
+    const Site site = MakeSite(1, OneGroup(p), std::move(work));
+    const std::int64_t run = FreshRuns();
+    RunRanks(context, p, [&](std::size_t rank) {
+      return Repeat(*site, p, rank, run, /*iterations=*/30, /*first=*/0, kChunks);
+    });
+    context.Expect(Runners::Get().num_cores() == 1 || helped.load() > 0, "a runner helped");
+  }
+}
+
+/// Many short calls with helpers that come late, when the next call is under way.
+void LateHelpersDoNoHarm(Context& context) {
+  constexpr std::size_t kChunks = 3;
+  for (const std::size_t p : kNumRanks) {
+    const Site site =
+        MakeSite(1, OneGroup(p), std::make_unique<StampWork>(kChunks, std::size_t{1} << 20));
+    const std::int64_t run = FreshRuns();
+    RunRanks(context, p, [&](std::size_t rank) {
+      return Repeat(*site, p, rank, run, /*iterations=*/1000, /*first=*/0, kChunks);
+    });
+  }
+}
+
+/// The program that goes on last frees the site while a helper may still be on its way.
+void ASiteEndsWithItsProgram(Context& context) {
+  const std::size_t p = 4;
+  const std::int64_t base = FreshRuns();
+  for (std::int64_t run = base; run < base + 300; ++run) {
+    const std::shared_ptr<CallSite> program(
+        MakeSite(1, OneGroup(p), std::make_unique<StampWork>(3, std::size_t{1} << 20)).release(),
+        Release());
+    std::vector<std::shared_ptr<CallSite>> held(p, program);
+    RunRanks(context, p, [&held, run](std::size_t rank) -> Program {
+      const std::shared_ptr<CallSite> mine = std::move(held[rank]);
+      Stamped stamped(4, 3);
+      stamped.Verify(co_await stamped.Begin(*mine, rank, rank, run, 0));
+    });
+  }
+}
+
+void OverlappingExecutionsAreRefused(Context& context) {
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  const auto overlap = [](CallSite& s, std::int64_t other_run) -> Program {
+    Stamped stamped(2);
+    const CallResult result = co_await stamped.Begin(s, 1, 1, other_run, 0);
+    Check(!result.ok && result.error.find("overlap") != std::string::npos,
+          "the overlap is refused, and said: " + result.error);
+    Check(stamped.untouched(), "a refused rank's buffer is left alone");
+  };
+  RunThreads(context, 1, [&](std::size_t) {
+    Repeat(*site, 2, /*rank=*/0, run, 1).Start();
+    overlap(*site, run + 2).Start();  // the meeting of `run`, which is still open
+    Repeat(*site, 2, /*rank=*/1, run, 1).Start();
+  });
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests({{"IterationsMeetTheirOwn", IterationsMeetTheirOwn},
+                   {"RunsMeetTheirOwn", RunsMeetTheirOwn},
+                   {"RunIdsMayRepeat", RunIdsMayRepeat},
+                   {"AnyOrderOfSitesWillDo", AnyOrderOfSitesWillDo},
+                   {"ClonesStayApart", ClonesStayApart},
+                   {"GroupsOfAMesh", GroupsOfAMesh},
+                   {"GroupsCountForThemselves", GroupsCountForThemselves},
+                   {"StrangersAreTurnedAway", StrangersAreTurnedAway},
+                   {"HelpersFinishBeforeAnybodyGoesOn", HelpersFinishBeforeAnybodyGoesOn},
+                   {"LateHelpersDoNoHarm", LateHelpersDoNoHarm},
+                   {"ASiteEndsWithItsProgram", ASiteEndsWithItsProgram},
+                   {"OverlappingExecutionsAreRefused", OverlappingExecutionsAreRefused}},
+                  argc, argv);
+}
