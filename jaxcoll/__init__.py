@@ -3,6 +3,10 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# Not lazily: it adds the backend to JAX's trace context, and every function that was traced before
+# would be traced and compiled again.
+import jaxcoll._config  # noqa: F401
+
 if TYPE_CHECKING:
     from jaxcoll import models as models
     from jaxcoll._config import config as config
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
     from jaxcoll.collectives.ppermute import ppermute as ppermute
     from jaxcoll.collectives.reduce_scatter import reduce_scatter as reduce_scatter
 
-# Public name -> module; loaded on first use, so that `import jaxcoll` costs nothing.
+# Public name -> module; loaded on first use, so that `import jaxcoll` costs next to nothing.
 _HOMES = {
     "CollectiveError": "jaxcoll._errors",
     "NativeUnavailableError": "jaxcoll._errors",

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import jaxcoll
 
-
 # Flax adds these to every module; they are its business.
 _FLAX_MEMBERS = {"name", "parent", "scope"}
 

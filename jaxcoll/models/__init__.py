@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 _MODULES = {"TransformerLM": "jaxcoll.models.transformer"}
 
-__all__ = sorted(_MODULES)
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

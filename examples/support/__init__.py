@@ -1,0 +1,1 @@
+"""What the examples share and what isn't about training: data, reports, measurements."""

@@ -1,0 +1,34 @@
+"""Measure a model on windows of text, spread over the devices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+_WINDOWS_AT_ONCE = 8  # per device: bounds the memory of the logits
+
+
+def losses(
+    window_losses: Callable[[Any, jax.Array], jax.Array],
+    params: Any,
+    windows: np.ndarray,
+    mesh: Mesh,
+) -> np.ndarray:
+    """Return each window's loss.
+
+    Args:
+        window_losses: Maps parameters and windows, `(b, t)`, to a loss per window, `(b,)`.
+        params: The same on all devices of `mesh`.
+        windows: Shape `(n, t)`, n a multiple of the number of devices.
+        mesh: Has one axis, `"data"`.
+
+    Returns:
+        Shape `(n,)`.
+    """
+    mapped = jax.shard_map(window_losses, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    step, at_once = jax.jit(mapped), _WINDOWS_AT_ONCE * mesh.size
+    parts = np.split(windows, range(at_once, len(windows), at_once))
+    return np.concatenate([step(params, part) for part in parts])

@@ -1,0 +1,121 @@
+"""Time training steps: what one costs, and the same step on different paths, alternately."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxcoll
+
+# (state, *inputs) to (state, loss)
+Step = Callable[..., tuple[Any, jax.Array]]
+
+
+@jax.jit
+def _copy(state: Any) -> Any:
+    return jax.tree.map(jnp.copy, state)
+
+
+class _Runner:
+    """Runs one variant of a step on its own copy of the state, which the step donates."""
+
+    def __init__(
+        self,
+        step: Step,
+        state: Any,
+        inputs: tuple[Any, ...],
+        backend: Literal["native", "lax", "auto"],
+    ):
+        self._step, self._inputs = step, inputs
+        self._backend: Literal["native", "lax", "auto"] = backend
+        self._state = _copy(state)
+
+    def seconds(self) -> float:
+        """Run one step and return how long it took."""
+        with jaxcoll.using(backend=self._backend):
+            start_s = time.perf_counter()
+            self._state, loss = self._step(self._state, *self._inputs)
+            jax.block_until_ready((self._state, loss))
+            return time.perf_counter() - start_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Times of one training step, measured in rounds that run each variant once.
+
+    The three arrays belong together: entry i of each is from round i, so that what disturbs the
+    machine for a while disturbs all three alike, and differences and ratios are taken per round.
+
+    Attributes:
+        native_s: Seconds per step with jaxcoll's native all-reduce. Shape `(rounds,)`.
+        lax_s: Seconds per step with the same call on `jax.lax`. Shape `(rounds,)`.
+        compute_s: Seconds per step with no gradient sync at all. Shape `(rounds,)`.
+    """
+
+    native_s: np.ndarray
+    lax_s: np.ndarray
+    compute_s: np.ndarray
+
+    @property
+    def speedup(self) -> float:
+        """Median over the rounds of lax's time by native's."""
+        return float(np.median(self.lax_s / self.native_s))
+
+    def sync_s(self, path: str) -> np.ndarray:
+        """Return the sync's own seconds per step on `path`, `"native"` or `"lax"`, per round."""
+        return {"native": self.native_s, "lax": self.lax_s}[path] - self.compute_s
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Return a 95% confidence interval of the median: from the sign test, so of any distribution.
+
+    Args:
+        values: Independent measurements. Shape `(n,)`; below 6 they span less than 95%.
+    """
+    ordered, n = np.sort(values), len(values)
+    below = max(0, int(n / 2 - 0.98 * n**0.5))
+    return float(ordered[below]), float(ordered[n - 1 - below])
+
+
+def compare(
+    step: Step, step_without_sync: Step, state: Any, inputs: tuple[Any, ...], limit_s: float
+) -> Comparison | None:
+    """Time the step on both paths and without its sync, alternately.
+
+    Args:
+        step: Compiled anew for each path.
+        step_without_sync: The same step, but with no collective in it.
+        state: Left as it is; each variant trains a copy.
+        inputs: What the step takes beside the state.
+        limit_s: Stop after this many seconds, compilation excluded, but not before 3 rounds.
+
+    Returns:
+        The times; None if `limit_s` is 0 or jaxcoll's native path can't run here.
+    """
+    if not limit_s:
+        return None
+    print(f"timing the step on native and on lax, {limit_s:g} s and two compilations", flush=True)
+    runners = [
+        _Runner(step, state, inputs, "native"),
+        _Runner(step, state, inputs, "lax"),
+        _Runner(step_without_sync, state, inputs, "auto"),
+    ]
+    try:
+        for runner in 2 * runners:
+            runner.seconds()  # compiles, then runs once to warm up
+    except jaxcoll.NativeUnavailableError as error:
+        print(f"not timed: {error}")
+        return None
+    samples: list[list[float]] = []
+    deadline_s = time.perf_counter() + limit_s
+    while len(samples) < 3 or time.perf_counter() < deadline_s:
+        sample = [0.0] * len(runners)
+        for i in range(len(runners)):
+            which = (i + len(samples)) % len(runners)  # none is always the one after another
+            sample[which] = runners[which].seconds()
+        samples.append(sample)
+    return Comparison(*np.array(samples).T)

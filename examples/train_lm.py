@@ -1,0 +1,194 @@
+"""Train a byte-level Transformer on Python's own source, data-parallel over simulated devices.
+
+    python examples/train_lm.py           # three to four minutes on two cores
+    python examples/train_lm.py --help
+
+It needs `pip install 'jaxcoll[demo]'`. The part to copy is `make_train_step`: one `jax.shard_map`
+whose gradients go through one `jaxcoll.all_reduce`. What isn't training is in `support/`.
+"""
+
+import dataclasses
+import functools as ft
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import bigram, data, evaluation, generate, report, timing
+from support.budget import Budget
+from support.checkpoints import Checkpoints
+from support.options import option, parse
+from support.progress import Progress
+from support.timing import Step
+
+import jaxcoll
+from jaxcoll.models import TransformerLM
+
+REQUIRED_MARGIN = 0.2  # nats per byte below the bigram model
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is trained: kept in the checkpoint, from which --resume takes it."""
+
+    steps: int = option(800, "training steps, over which the learning rate rises and falls")
+    batch: int = option(16, "windows per step, all devices together")
+    context: int = option(128, "bytes per window")
+    num_layers: int = option(3, "Transformer blocks")
+    width: int = option(160, "features per byte")
+    num_heads: int = option(4, "attention heads per block")
+    learning_rate: float = option(3e-3, "AdamW's highest; cosine decay to a twentieth of it")
+    warmup_steps: int = option(50, "steps of linear warmup, at most a quarter of --steps")
+    weight_decay: float = option(0.1, "AdamW's, as a multiple of the learning rate per step")
+    seed: int = option(0, "of the first weights, the batches and the sample")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How it is run."""
+
+    out: str = option("out/train_lm", "folder for the checkpoints and the picture")
+    devices: int = option(8, "simulated CPU devices, a divisor of --batch and --eval-windows")
+    minutes: float = option(3.0, "limit of the training; a slow machine does fewer steps in it")
+    checkpoint_every: int = option(200, "steps between checkpoints, 1 or more; also at the end")
+    resume: bool = option(False, "go on from the checkpoint in --out (else it is replaced)")
+    stop_after: int = option(0, "step after which to stop as if interrupted, 0 for none")
+    eval_windows: int = option(512, "held-out windows to measure the loss on")
+    sample_bytes: int = option(400, "bytes to generate at the end")
+    compare_seconds: float = option(30.0, "seconds of timing native against lax, 0 for none")
+
+
+class TrainState(NamedTuple):
+    params: Any
+    opt_state: Any
+
+
+def make_optimizer(config: Config, position: jax.typing.ArrayLike) -> optax.GradientTransformation:
+    """Return AdamW with a warmup by steps and a cosine decay by `position`, 0 to `config.steps`."""
+    warmup_steps = max(1, min(config.warmup_steps, config.steps // 4))
+    warmup = optax.linear_schedule(0.0, 1.0, warmup_steps)
+    decay = optax.cosine_decay_schedule(config.learning_rate, config.steps, alpha=0.05)
+    adamw = optax.adamw(jnp.asarray(decay(position)), b2=0.98, weight_decay=config.weight_decay)
+    return optax.chain(adamw, optax.scale_by_schedule(warmup))
+
+
+def window_losses(apply: Callable[..., Any], params: Any, windows: jax.Array) -> jax.Array:
+    """Return the mean loss of each window in nats per byte: (B, T + 1) bytes to (B,)."""
+    tokens = windows.astype(jnp.int32)
+    logits = apply(params, tokens[:, :-1])  # (B, T, 256)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean(axis=1)
+
+
+def make_train_step(model: TransformerLM, config: Config, mesh: Mesh, *, sync: bool = True) -> Step:
+    """Return the jitted step; with `sync=False` each device trains alone, to time the rest."""
+
+    def mean_loss(params: Any, windows: jax.Array) -> jax.Array:
+        return window_losses(model.apply, params, windows).mean()
+
+    def train_step(state: TrainState, windows: jax.Array, position: jax.Array) -> tuple[Any, Any]:
+        # Differentiate with respect to a per-device copy: for parameters that are typed as the
+        # same on all devices JAX would sum the gradients by itself, and not through jaxcoll.
+        params = jax.lax.pcast(state.params, "data", to="varying")
+        loss, grads = jax.value_and_grad(mean_loss)(params, windows)
+        if sync:
+            loss, grads = jaxcoll.all_reduce((loss, grads), "data", op="mean")
+        optimizer = make_optimizer(config, position)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
+
+    in_specs = (P(), P("data"), P())
+    # Without the sync the results differ between devices, which check_vma would rightly refuse.
+    mapped = jax.shard_map(train_step, mesh=mesh, in_specs=in_specs, out_specs=P(), check_vma=sync)
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def train(
+    step: Step,
+    state: TrainState,
+    losses: list[float],
+    batch_of: Callable[[int], jax.Array],
+    config: Config,
+    run: Run,
+    checkpoints: Checkpoints,
+) -> TrainState:
+    """Train from step `len(losses)` on; append each step's loss to `losses`."""
+    progress = Progress(config.steps, config.batch * config.context, first_step=len(losses))
+    budget = Budget(config.steps, limit_s=60 * run.minutes, first_step=len(losses))
+    last = run.stop_after or config.steps
+    while budget.position < config.steps and len(losses) < last:
+        state, loss = step(state, batch_of(len(losses)), budget.position)
+        losses.append(float(loss))
+        budget.count_step()
+        progress.update(losses[-1], budget.position)
+        if len(losses) % run.checkpoint_every == 0:
+            checkpoints.save(state, losses, dataclasses.asdict(config))
+    progress.close()
+    checkpoints.save(state, losses, dataclasses.asdict(config))
+    return state
+
+
+def main() -> int:
+    config, run = parse("Train a byte-level Transformer on Python's own source.", Config, Run)
+    jaxcoll.simulate_cpu_devices(run.devices)  # before anything else uses JAX
+    mesh = jax.make_mesh((run.devices,), ("data",), axis_types=(AxisType.Auto,))
+    checkpoints, losses = Checkpoints(pathlib.Path(run.out, "checkpoints"), keep=run.resume), []
+    if run.resume:
+        saved, losses = checkpoints.latest_record()
+        config = Config(**saved)
+    full_length = config.steps >= Config.steps and run.minutes >= Run.minutes
+
+    corpus = data.load_corpus()
+    model = TransformerLM(256, config.num_layers, config.width, config.num_heads)
+
+    def init(key: jax.Array) -> TrainState:
+        params = model.init(key, jnp.zeros((1, 1), jnp.int32))
+        return TrainState(params, make_optimizer(config, 0).init(params))
+
+    replicated = NamedSharding(mesh, P())
+    state = jax.jit(init, out_shardings=replicated)(jax.random.key(config.seed))
+    about = report.describe(state.params, config.batch, config.context, run.devices)
+    print(corpus.describe(), about, sep="\n", flush=True)
+
+    def batch_of(step: int) -> jax.Array:  # (B, T + 1)
+        shape = (config.batch, config.context + 1)
+        windows = data.random_windows(corpus.training, shape, seed=(config.seed, step))
+        return jax.device_put(windows, NamedSharding(mesh, P("data")))
+
+    if run.resume:
+        state = checkpoints.restore(len(losses), like=state)
+    step = make_train_step(model, config, mesh)
+    state = train(step, state, losses, batch_of, config, run, checkpoints)
+    if len(losses) == run.stop_after:
+        print(f"stopped after step {len(losses)}; --resume goes on from there")
+        return 0
+
+    if len(losses) < config.steps:
+        print(f"the limit of {run.minutes} minutes: {len(losses)} of {config.steps} steps")
+    windows = data.even_windows(corpus.held_out, (run.eval_windows, config.context + 1))
+    alone = make_train_step(model, config, mesh, sync=False)
+    inputs = (batch_of(0), float(config.steps))
+    passed = report.finish(
+        report.Result(
+            losses=losses,
+            held_out=evaluation.losses(
+                ft.partial(window_losses, model.apply), state.params, windows, mesh
+            ),
+            bigram=bigram.losses(bigram.fit(corpus.training), windows),
+            sample=generate.generate(model, state.params, config.context, run.sample_bytes),
+            comparison=timing.compare(step, alone, state, inputs, run.compare_seconds),
+            tokens_per_step=config.batch * config.context,
+            about=about,
+        ),
+        required_margin=REQUIRED_MARGIN,
+        path=pathlib.Path(run.out, "train_lm.png"),
+    )
+    return 0 if passed or not full_length else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

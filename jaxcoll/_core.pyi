@@ -1,0 +1,28 @@
+"""The native engine of jaxcoll. Private: use jaxcoll's own functions."""
+
+
+
+def targets() -> dict[str, dict[str, object]]:
+    """
+    Custom-call targets by name: the stages that jax.ffi.register_ffi_target takes.
+    """
+
+def types() -> dict[str, dict[str, object]]:
+    """State types by name, as jax.ffi.register_ffi_type takes them."""
+
+def kernel_sets() -> list[str]:
+    """Instruction sets that this machine can run; the last one is in use."""
+
+def describe_site(site: int, text: str) -> None:
+    """Sets the text that errors show for a site id."""
+
+def set_timeout(seconds: float | None) -> None:
+    """How long a rank may wait for the others; None waits for ever."""
+
+def num_calls() -> int:
+    """Native calls begun so far, over all devices."""
+
+def records() -> list[tuple[int, int, int, int, int, tuple[int, ...]]]:
+    """
+    Recorded calls: (device, sequence, site, run, iteration, (arrived, opened, met, moved, resumed)), times in ns of the monotonic clock, 0 where not reached.
+    """

@@ -1,0 +1,355 @@
+// tests/cpp/failing_test.cc: waits that end with an error, and those that must not.
+#include <array>       // std::array
+#include <atomic>      // std::atomic
+#include <barrier>     // std::barrier
+#include <cstddef>     // std::size_t
+#include <cstdint>     // std::int64_t
+#include <functional>  // std::function
+#include <memory>      // std::make_shared
+#include <mutex>       // std::mutex
+#include <string>      // std::string
+#include <utility>     // std::move
+#include <vector>      // std::vector
+
+#include "core/clock.h"
+#include "host/call_site.h"
+#include "host/watchdog.h"
+#include "ranks.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+constexpr std::int64_t kMs = 1'000'000;
+constexpr std::int64_t kForever = -1;
+
+/// The process's limit, put back at the end of a test.
+class Limit {
+ public:
+  explicit Limit(std::int64_t ns) { Watchdog::Get().SetTimeout(ns); }
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+  ~Limit() { Watchdog::Get().SetTimeout(300'000 * kMs); }
+};
+
+/// Errors of one test's ranks, to compare.
+class Errors {
+ public:
+  void Add(std::string text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    texts_.push_back(std::move(text));
+  }
+  const std::vector<std::string>& texts() const { return texts_; }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> texts_;
+};
+
+void Contains(Context& context, const std::string& text, const std::string& part) {
+  context.Expect(text.find(part) != std::string::npos,
+                 [&] { return "expected \"" + part + "\" in: " + text; });
+}
+
+/// One call that must fail and leave the rank's result alone; its error goes to `errors`.
+Program Fails(CallSite& site, std::size_t num_ranks, std::size_t rank, std::int64_t run,
+              Errors& errors) {
+  Stamped stamped(num_ranks);
+  CallResult result = co_await stamped.Begin(site, rank, rank, run, 0);
+  Check(!result.ok, "the call fails");
+  Check(stamped.untouched(), "the result of a failed call is left alone");
+  errors.Add(std::move(result.error));
+}
+
+Program Succeeds(CallSite& site, std::size_t num_ranks, std::size_t rank, std::int64_t run) {
+  Stamped stamped(num_ranks);
+  stamped.Verify(co_await stamped.Begin(site, rank, rank, run, 0));
+}
+
+/// A StampWork that must not run.
+std::unique_ptr<const Work> IdleWork() {
+  auto work = std::make_unique<StampWork>();
+  work->in_chunk = [](std::size_t) { Check(false, "data was moved for a call that failed"); };
+  return work;
+}
+
+void ADeadlineNamesWhoCameAndWhoDidNot(Context& context) {
+  const Limit limit(100 * kMs);
+  DescribeSite(77, "all_reduce over \"data\" of f32[8], called at train.py:12");
+  const Site site = MakeSite(77, OneGroup(4), IdleWork());
+  const std::int64_t run = FreshRuns() - 1000'000;  // negative, as half of XLA's are
+  Errors errors;
+  const std::int64_t start_ns = NowNs();
+  RunThreads(context, 2, [&](std::size_t i) {
+    Fails(*site, 4, /*rank=*/i == 0 ? 0 : 3, run, errors).Start();
+  });
+  const std::int64_t took_ns = NowNs() - start_ns;
+  context.Expect(took_ns >= 100 * kMs, "not before the deadline");
+  context.Expect(took_ns < 1000 * kMs, "soon after the deadline");
+  context.Expect(errors.texts().size() == 2, "both ranks that came got the error");
+  for (const std::string& text : errors.texts()) {
+    context.Expect(text == errors.texts()[0], "all got the same text");
+    Contains(context, text, "all_reduce over \"data\" of f32[8], called at train.py:12");
+    Contains(context, text, "arrived: rank 0 (device 100), 3 (device 103)");
+    Contains(context, text, "for rank 1");
+    Contains(context, text, "(the limit is 0.1 s)");
+    Contains(context, text, "run " + std::to_string(run));
+    Contains(context, text, "execution 1 of this call");
+  }
+}
+
+/// A rank that has not called yet has no device ordinal, but its number in the program is known.
+void ARankThatNeverCameHasAName(Context& context) {
+  const Limit limit(20 * kMs);
+  const Site site = MakeSite(78, {{6, 4, 2, 0}}, IdleWork());
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) {
+    [](CallSite& s, Errors& e) -> Program {
+      Stamped stamped(4);
+      CallResult result = co_await stamped.Begin(s, /*logical_id=*/4, /*rank=*/1, FreshRuns(), 0);
+      e.Add(std::move(result.error));
+    }(*site, errors)
+                                       .Start();
+  });
+  Contains(context, errors.texts().at(0), "arrived: rank 1 (device 104)");
+  Contains(context, errors.texts().at(0), "for rank 0 (partition 6), 2 (partition 2), 3 (partition 0)");
+}
+
+void ALateRankGetsTheSameErrorAndTouchesNothing(Context& context) {
+  const Limit limit(20 * kMs);
+  const Site site = MakeSite(1, OneGroup(3), IdleWork());
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  RunThreads(context, 2, [&](std::size_t rank) { Fails(*site, 3, rank, run, errors).Start(); });
+  RunThreads(context, 1, [&](std::size_t) { Fails(*site, 3, /*rank=*/2, run, errors).Start(); });
+  context.Expect(errors.texts().size() == 3, "every rank got an error");
+  for (const std::string& text : errors.texts()) {
+    context.Expect(text == errors.texts()[0], "the late rank got the same text: " + text);
+  }
+}
+
+/// Also where the run's failure has been forgotten, because many others have failed since.
+void ALateRankIsTurnedAwayByTheMeetingItself(Context& context) {
+  const Limit limit(20 * kMs);
+  const Site site = MakeSite(1, OneGroup(2), IdleWork());
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run, errors).Start(); });
+  const auto other = std::make_shared<const Status>(Internal("another run's failure"));
+  const std::int64_t others = FreshRuns();
+  for (std::int64_t i = 0; i < 100; ++i) {
+    Watchdog::Get().FailRun(others + i, other);
+  }
+  RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 1, run, errors).Start(); });
+  context.Expect(errors.texts()[0] == errors.texts()[1], "the late rank got the same text");
+}
+
+void AFailureEndsTheOtherMeetingsOfItsRunAtOnce(Context& context) {
+  const Limit limit(kForever);
+  const Site first = MakeSite(1, OneGroup(3), IdleWork());
+  const Site second = MakeSite(2, {{0, 1}, {2, 3}}, IdleWork());
+  const Site bystander = MakeSite(3, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  std::atomic<int> waiting{0};
+  const std::int64_t start_ns = NowNs();
+  RunThreads(context, 3, [&](std::size_t i) {
+    if (i == 0) {
+      Fails(*first, 3, 0, run, errors).Start();
+      Fails(*second, 2, 1, run, errors).Start();
+      waiting.fetch_add(1);
+    } else if (i == 1) {
+      Succeeds(*bystander, 2, 0, run + 1).Start();  // another run, which must live
+      waiting.fetch_add(1);
+    } else {
+      while (waiting.load() < 2) {
+        SleepMs(1);
+      }
+      Watchdog::Get().FailRun(run, std::make_shared<const Status>(Internal("the first cause")));
+      Watchdog::Get().FailRun(run, std::make_shared<const Status>(Internal("a later one")));
+      Fails(*second, 2, 0, run, errors).Start();  // late, at a meeting that may still be open
+      SleepMs(20);
+      Succeeds(*bystander, 2, 1, run + 1).Start();
+    }
+  });
+  context.Expect(NowNs() - start_ns < 2000 * kMs, "at once, though the limit is infinite");
+  context.Expect(errors.texts().size() == 3, "all calls of the run failed");
+  for (const std::string& text : errors.texts()) {
+    context.Expect(text == "the first cause", "the first cause is the one shown, not: " + text);
+  }
+}
+
+/// The deadline of one call is the cause that all others of the run show.
+void ADeadlineIsTheCauseOfItsRun(Context& context) {
+  const Limit limit(50 * kMs);
+  DescribeSite(81, "the one that waited longest");
+  DescribeSite(82, "the other one");
+  const Site first = MakeSite(81, OneGroup(2), IdleWork());
+  const Site second = MakeSite(82, OneGroup(2), IdleWork());
+  for (int round = 0; round < 3; ++round) {
+    const std::int64_t run = FreshRuns();
+    Errors errors;
+    RunThreads(context, 1, [&](std::size_t) {
+      Fails(*first, 2, 0, run, errors).Start();
+      SleepMs(25);
+      Fails(*second, 2, 0, run, errors).Start();
+    });
+    RunThreads(context, 1, [&](std::size_t) {
+      Fails(*second, 2, 1, run, errors).Start();
+      Fails(*first, 2, 1, run, errors).Start();
+    });
+    context.Expect(errors.texts().size() == 4, "all calls of the run failed");
+    for (const std::string& text : errors.texts()) {
+      Contains(context, text, "the one that waited longest");
+    }
+  }
+}
+
+void TheNextRunWorks(Context& context) {
+  const Limit limit(20 * kMs);
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t base = FreshRuns();
+  for (const std::int64_t step : {1, 2}) {  // in another meeting, and in the same one
+    for (std::int64_t i = 0; i < 3; ++i) {
+      const std::int64_t run = base + 10 * i + 100 * step;
+      Errors errors;
+      RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run, errors).Start(); });
+      if (i == 1) {
+        RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 1, run, errors).Start(); });
+      }
+      RunRanks(context, 2,
+               [&](std::size_t rank) { return Succeeds(*site, 2, rank, run + step); });
+    }
+  }
+}
+
+void AMoveInProgressIsNeverFailed(Context& context) {
+  const Limit limit(20 * kMs);
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1} << 20}) {  // without and with help
+    auto work = std::make_unique<StampWork>(2, bytes);
+    work->in_chunk = [](std::size_t) { SleepMs(150); };
+    const Site site = MakeSite(1, OneGroup(3), std::move(work));
+    const std::int64_t run = FreshRuns();
+    RunRanks(context, 3, [&](std::size_t rank) -> Program {
+      Stamped stamped(3, 2);
+      stamped.Verify(co_await stamped.Begin(*site, rank, rank, run, 0));
+    });
+  }
+}
+
+/// Not even by a failure elsewhere in its run: the buffers are being written.
+void AMoveInProgressOutlivesItsRun(Context& context) {
+  auto work = std::make_unique<StampWork>();
+  std::atomic<bool> moving{false};
+  work->in_chunk = [&moving](std::size_t) {
+    moving.store(true);
+    SleepMs(100);
+  };
+  const Site site = MakeSite(1, OneGroup(2), std::move(work));
+  const std::int64_t run = FreshRuns();
+  RunThreads(context, 3, [&](std::size_t i) {
+    if (i < 2) {
+      Succeeds(*site, 2, i, run).Start();
+    } else {
+      while (!moving.load()) {
+        SleepMs(1);
+      }
+      Watchdog::Get().FailRun(run, std::make_shared<const Status>(Internal("failed elsewhere")));
+    }
+  });
+}
+
+void ANewLimitCountsForWaitsInProgress(Context& context) {
+  const Site site = MakeSite(1, OneGroup(2), IdleWork());
+  const Limit limit(300'000 * kMs);
+  Errors errors;
+  std::int64_t changed_ns = 0;
+  RunThreads(context, 1, [&](std::size_t) {
+    Fails(*site, 2, 0, FreshRuns(), errors).Start();
+    SleepMs(50);
+    changed_ns = NowNs();
+    Watchdog::Get().SetTimeout(10 * kMs);
+  });
+  context.Expect(NowNs() - changed_ns < 1000 * kMs, "the shorter limit counts soon");
+  Contains(context, errors.texts().at(0), "(the limit is 0.0 s)");
+}
+
+void NoLimitWaits(Context& context) {
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  const Limit limit(200 * kMs);
+  const std::int64_t run = FreshRuns();
+  RunThreads(context, 1, [&](std::size_t) {
+    Succeeds(*site, 2, 0, run).Start();
+    Watchdog::Get().SetTimeout(kForever);  // for the wait in progress as well
+    SleepMs(700);
+    Succeeds(*site, 2, 1, run).Start();
+  });
+}
+
+void GroupsFailForThemselves(Context& context) {
+  const Limit limit(50 * kMs);
+  const Site site = MakeSite(1, {{0, 1}, {2, 3}}, std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) {
+    Succeeds(*site, 2, 0, run).Start();
+    Fails(*site, 2, 2, run, errors).Start();
+    [](CallSite& s, std::int64_t r) -> Program {
+      Stamped stamped(2);
+      stamped.Verify(co_await stamped.Begin(s, 1, 1, r, 0));
+    }(*site, run)
+                                            .Start();
+  });
+  context.Expect(errors.texts().size() == 1, "one group failed");
+}
+
+/// Deadlines, late ranks and last ranks all at once: either all ranks of a call succeed or all fail.
+void AllRanksAgree(Context& context) {
+  const Limit limit(6 * kMs);
+  constexpr std::size_t kRanks = 3;
+  const Site site = MakeSite(1, OneGroup(kRanks), std::make_unique<StampWork>());
+  const std::int64_t base = FreshRuns();
+  std::size_t failed = 0;
+  for (std::int64_t i = 0; i < 150; ++i) {
+    std::atomic<int> ok{0};
+    RunRanks(context, kRanks, [&](std::size_t rank) -> Program {
+      Stamped stamped(kRanks);
+      if (rank == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(4000 + 50 * i));
+      }
+      const CallResult result = co_await stamped.Begin(*site, rank, rank, base + i, 0);
+      if (result.ok) {
+        stamped.Verify(result);
+        ok.fetch_add(1);
+      } else {
+        Check(stamped.untouched(), "the result of a failed call is left alone");
+      }
+    });
+    const int n = ok.load();
+    context.Expect(n == 0 || n == kRanks, std::to_string(n) + " of 3 ranks succeeded");
+    failed += n == 0 ? 1 : 0;
+  }
+  context.Expect(failed > 10 && failed < 140, std::to_string(failed) + " of 150 calls failed");
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests(
+      {{"ADeadlineNamesWhoCameAndWhoDidNot", ADeadlineNamesWhoCameAndWhoDidNot},
+       {"ARankThatNeverCameHasAName", ARankThatNeverCameHasAName},
+       {"ALateRankGetsTheSameErrorAndTouchesNothing", ALateRankGetsTheSameErrorAndTouchesNothing},
+       {"ALateRankIsTurnedAwayByTheMeetingItself", ALateRankIsTurnedAwayByTheMeetingItself},
+       {"AFailureEndsTheOtherMeetingsOfItsRunAtOnce", AFailureEndsTheOtherMeetingsOfItsRunAtOnce},
+       {"ADeadlineIsTheCauseOfItsRun", ADeadlineIsTheCauseOfItsRun},
+       {"TheNextRunWorks", TheNextRunWorks},
+       {"AMoveInProgressIsNeverFailed", AMoveInProgressIsNeverFailed},
+       {"AMoveInProgressOutlivesItsRun", AMoveInProgressOutlivesItsRun},
+       {"ANewLimitCountsForWaitsInProgress", ANewLimitCountsForWaitsInProgress},
+       {"NoLimitWaits", NoLimitWaits},
+       {"GroupsFailForThemselves", GroupsFailForThemselves},
+       {"AllRanksAgree", AllRanksAgree}},
+      argc, argv);
+}
