@@ -1,5 +1,6 @@
 """Every collective by size: chained in one program, and as a program of its own."""
 
+import functools as ft
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,9 @@ def run(num_devices: int, rounds: int, sizes: tuple[int, ...] = SIZES) -> list[d
         for size in sizes:
             widened = size * num_devices * (num_devices if name == "all_gather" else 1)
             if 3 * (widened + size * num_devices) > MAX_BYTES:
-                rows.append({"op": name, "devices": num_devices, "bytes": size, "left_out": "memory"})
+                rows.append(
+                    {"op": name, "devices": num_devices, "bytes": size, "left_out": "memory"}
+                )
                 continue
             rows += _rows(name, size, num_devices, rounds, mesh)
     return rows
@@ -109,7 +112,7 @@ def _rows(name: str, size: int, p: int, rounds: int, mesh: Any) -> list[dict[str
         if length == 1:
             expected = programs["lax"](x)
             wrong = sum(count_wrong(programs[v](x), expected) for v in ("native", "auto"))
-        calls = {variant: (lambda f=f: f(x)) for variant, f in programs.items()}
+        calls = {variant: ft.partial(program, x) for variant, program in programs.items()}
         timings[length] = measure(calls, rounds)
     chained = slopes(timings[lengths[1]], timings[lengths[2]], lengths[2] - lengths[1])
     return [

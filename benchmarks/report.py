@@ -22,13 +22,15 @@ def markdown(results: dict[str, Any]) -> str:
         f"`{results['command']}`, {head['date']}, {head['cores']} cores of {head['cpu']}, "
         f"jax {head['jax']}, Python {head['python']}.",
         "",
-        "Times are medians in microseconds; ratios (lax / ours, above 1 ours is faster) are medians "
-        "of rounds in which all variants ran in turn. *chained* is the extra time for each call of "
+        "Times are medians in microseconds; ratios (lax / ours, above 1 ours is faster) are "
+        "medians of rounds in which all variants ran in turn. *chained* is the extra time for each call of "
         "a longer chain in one program, *single* a whole program with one call.",
     ]
     for devices in sorted({row["devices"] for row in results["collectives"]}):
         lines += ["", f"## Collectives, {devices} devices", ""]
-        lines += ["| op | bytes per rank | how | native | auto | lax | lax/native | lax/auto | wrong |"]
+        lines += [
+            "| op | bytes per rank | how | native | auto | lax | lax/native | lax/auto | wrong |"
+        ]
         lines += ["|---|--:|---|--:|--:|--:|--:|--:|--:|"]
         for row in results["collectives"]:
             if row["devices"] != devices:
@@ -46,16 +48,20 @@ def markdown(results: dict[str, Any]) -> str:
     for (op, devices), ratio in geometric_means(results).items():
         lines.append(f"| {op} | {devices} | {ratio:.2f} |")
     lines += ["", "## Mixed with XLA's collectives and compute", ""]
-    lines += ["| program | devices | mixed us | native us | lax us | lax/mixed | lax/native | wrong |"]
+    lines += [
+        "| program | devices | mixed us | native us | lax us | lax/mixed | lax/native | wrong |"
+    ]
     lines += ["|---|--:|--:|--:|--:|--:|--:|--:|"]
     for row in results["mixed"]:
         lines.append(
             f"| {row['program']} | {row['devices']} | {row['mixed_us']} | {row['native_us']} | "
-            f"{row['lax_us']} | {row['lax_over_mixed']} | {row['lax_over_native']} | {row['wrong']} |"
+            f"{row['lax_us']} | {row['lax_over_mixed']} | {row['lax_over_native']} | "
+            f"{row['wrong']} |"
         )
     lines += ["", "## Gradient tree (mean, donated), milliseconds", ""]
     lines += [
-        "| devices | leaves | MB | nothing | native | auto | lax | own time native | own time lax | "
+        "| devices | leaves | MB | nothing | native | auto | lax | own time native | "
+        "own time lax | "
         "lax/native, own | native own / memory bound | wrong |"
     ]
     lines += ["|--:" * 12 + "|"]

@@ -75,7 +75,9 @@ def write(results: dict[str, Any], folder: Path, theme: str) -> None:
     import report
 
     head = results["environment"]
-    hardware = f"{head['cores']}-cores-{head['cpu'].split('@')[0].strip().replace(' ', '-')}".lower()
+    hardware = (
+        f"{head['cores']}-cores-{head['cpu'].split('@')[0].strip().replace(' ', '-')}".lower()
+    )
     stem = folder / f"{theme}_{hardware}_{head['date'].replace('-', '')}"
     folder.mkdir(parents=True, exist_ok=True)
     text = report.markdown(results)

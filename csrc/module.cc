@@ -1,4 +1,5 @@
-// module.cc: the extension module jaxcoll._core: the one registration table, and the engine's knobs.
+// module.cc: the extension module jaxcoll._core: the one registration table, and the engine's
+// knobs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -26,9 +27,12 @@ struct Target {
 };
 
 constexpr Target kTargets[] = {
-    {"jaxcoll_all_reduce", JaxcollAllReduce},   {"jaxcoll_all_gather", JaxcollAllGather},
-    {"jaxcoll_reduce_scatter", JaxcollReduceScatter}, {"jaxcoll_all_to_all", JaxcollAllToAll},
-    {"jaxcoll_ppermute", JaxcollPpermute},      {"jaxcoll_broadcast", JaxcollBroadcast},
+    {"jaxcoll_all_reduce", JaxcollAllReduce},
+    {"jaxcoll_all_gather", JaxcollAllGather},
+    {"jaxcoll_reduce_scatter", JaxcollReduceScatter},
+    {"jaxcoll_all_to_all", JaxcollAllToAll},
+    {"jaxcoll_ppermute", JaxcollPpermute},
+    {"jaxcoll_broadcast", JaxcollBroadcast},
 };
 
 nb::capsule Capsule(const void* pointer) { return nb::capsule(pointer); }

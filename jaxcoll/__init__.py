@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 # Not lazily: it adds the backend to JAX's trace context, and every function that was traced before
 # would be traced and compiled again.
-import jaxcoll._config  # noqa: F401
+import jaxcoll._config
 
 if TYPE_CHECKING:
     from jaxcoll import models as models
@@ -36,7 +36,7 @@ _HOMES = {
     "using": "jaxcoll._config",
 }
 
-__all__ = [*_HOMES, "__version__", "models"]  # noqa: PLE0604
+__all__ = [*_HOMES, "__version__", "models"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ stands in the HLO; which call meets which does not depend on it.
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -59,7 +59,7 @@ class Call:
     op: str
     axes: Sequence[str]
     groups: Groups
-    attributes: dict[str, int | Sequence[int]]
+    attributes: Mapping[str, int | Sequence[int]]
     result_types: Sequence[ir.Type]
     in_place: bool = False
 
@@ -152,7 +152,9 @@ def _emit(ctx: Context, call: Call, operands: Sequence[ir.Value]) -> Sequence[ir
         **call.attributes,
     }
     layouts = [tuple(reversed(range(ir.RankedTensorType(o.type).rank))) for o in operands]
-    result_layouts = [tuple(reversed(range(ir.RankedTensorType(t).rank))) for t in call.result_types]
+    result_layouts = [
+        tuple(reversed(range(ir.RankedTensorType(t).rank))) for t in call.result_types
+    ]
     custom_call = _compat.custom_call(
         f"jaxcoll_{call.op}",
         result_types=[token.type, *call.result_types],

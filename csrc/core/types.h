@@ -50,7 +50,7 @@ constexpr std::size_t SizeOf(DType dtype) {
 /// NumPy's name of the type, as error texts show it.
 constexpr std::string_view Name(DType dtype) {
   constexpr std::string_view kNames[kNumDTypes] = {
-      "bool",   "int8",   "int16",    "int32",   "int64",   "uint8",     "uint16",    "uint32",
+      "bool",   "int8",    "int16",    "int32",   "int64",   "uint8",     "uint16",    "uint32",
       "uint64", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"};
   return kNames[static_cast<std::size_t>(dtype)];
 }

@@ -1,4 +1,5 @@
-// ffi/all_gather.cc: attributes outer and inner: the operand is (outer, inner) bytes, the result (outer, group_size, inner).
+// ffi/all_gather.cc: attributes outer and inner: the operand is (outer, inner) bytes, the result
+// (outer, group_size, inner).
 #include "ffi/handlers.h"
 #include "ffi/site.h"
 #include "host/copy_work.h"

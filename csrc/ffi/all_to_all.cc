@@ -1,4 +1,5 @@
-// ffi/all_to_all.cc: attributes bytes (of the operand) and layout, the nine figures of ExchangeLayout.
+// ffi/all_to_all.cc: attributes bytes (of the operand) and layout, the nine figures of
+// ExchangeLayout.
 #include "ffi/handlers.h"
 #include "ffi/site.h"
 #include "host/copy_work.h"

@@ -1,4 +1,5 @@
-// ffi/broadcast.cc: attributes bytes and root (a rank); results alias operands, so the root's stays as it is.
+// ffi/broadcast.cc: attributes bytes and root (a rank); results alias operands, so the root's stays
+// as it is.
 #include "ffi/handlers.h"
 #include "ffi/site.h"
 #include "host/copy_work.h"
@@ -16,9 +17,9 @@ Instantiated Make(ffi::Dictionary attributes) {
     if (reader.ok() && root >= group_size) {
       reader.Problem("root: no rank " + std::to_string(root));
     }
-    return reader.ok() ? std::make_unique<PermuteWork>(
-                             std::vector<std::size_t>(group_size, root), bytes)
-                       : nullptr;
+    return reader.ok()
+               ? std::make_unique<PermuteWork>(std::vector<std::size_t>(group_size, root), bytes)
+               : nullptr;
   });
 }
 

@@ -1,4 +1,5 @@
-// ffi/ppermute.cc: attributes bytes and sources: sources[r] is the rank whose operand rank r gets, or -1 for zeros.
+// ffi/ppermute.cc: attributes bytes and sources: sources[r] is the rank whose operand rank r gets,
+// or -1 for zeros.
 #include "ffi/handlers.h"
 #include "ffi/site.h"
 #include "host/copy_work.h"

@@ -1,4 +1,5 @@
-// ffi/reduce_scatter.cc: attributes op, dtype, outer and inner: the operand is (outer, group_size, inner).
+// ffi/reduce_scatter.cc: attributes op, dtype, outer and inner: the operand is (outer, group_size,
+// inner).
 #include "ffi/handlers.h"
 #include "ffi/site.h"
 #include "host/reduce_work.h"

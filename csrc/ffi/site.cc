@@ -107,8 +107,7 @@ namespace {
 
 // Fails the run, too: the other ranks must not wait for one that will not come.
 Outcome Refuse(const CallSite& site, std::int64_t run, const std::string& message) {
-  auto cause =
-      std::make_shared<const Status>(Internal(SiteText(site.id()) + ": " + message));
+  auto cause = std::make_shared<const Status>(Internal(SiteText(site.id()) + ": " + message));
   Outcome outcome{.error = ToError(*cause)};
   Watchdog::Get().FailRun(run, std::move(cause));
   return outcome;

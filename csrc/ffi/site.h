@@ -2,15 +2,15 @@
 //
 // Every op is one custom call with operands (logical id, token, leaves...) and results (token,
 // leaves...). XLA instantiates it once per call site of a compiled program, with its attributes;
-// that is where an op differs from another: in the Work that it makes of them. Execution is the same
-// for all.
+// that is where an op differs from another: in the Work that it makes of them. Execution is the
+// same for all.
 #pragma once
 
-#include <cstdint>   // std::int64_t
+#include <cstdint>    // std::int64_t
 #include <exception>  // std::exception
-#include <memory>    // std::unique_ptr
-#include <utility>   // std::move
-#include <vector>    // std::vector
+#include <memory>     // std::unique_ptr
+#include <utility>    // std::move
+#include <vector>     // std::vector
 
 #include "core/types.h"
 #include "host/call_site.h"

@@ -115,11 +115,10 @@ CallSite::Visit CallSite::Begin(std::int64_t logical_id, std::int64_t device, st
   visit.key = {.run = run, .iteration = member.iteration};
   visit.rank = member.rank;
   visit.now_ns = NowNs();
-  const std::size_t which = (static_cast<std::size_t>(run & 1) << 1) |
-                            static_cast<std::size_t>(member.iteration & 1);
+  const std::size_t which =
+      (static_cast<std::size_t>(run & 1) << 1) | static_cast<std::size_t>(member.iteration & 1);
   visit.meeting = meetings_[member.group * kMeetingsPerGroup + which].get();
-  visit.entry =
-      &Recorder::Get().Begin(device, id_, run, member.iteration, visit.now_ns);
+  visit.entry = &Recorder::Get().Begin(device, id_, run, member.iteration, visit.now_ns);
   return visit;
 }
 
@@ -144,8 +143,8 @@ void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
     }
     const std::int64_t waited_ns = now_ns - call.opened_ns;
     if (timeout_ns >= 0 && waited_ns >= timeout_ns) {
-      auto cause = std::make_shared<const Status>(DeadlineExceeded(
-          Describe(i / kMeetingsPerGroup, call, waited_ns, timeout_ns)));
+      auto cause = std::make_shared<const Status>(
+          DeadlineExceeded(Describe(i / kMeetingsPerGroup, call, waited_ns, timeout_ns)));
       if (meetings_[i]->Fail(call.key, cause)) {
         Watchdog::Get().FailRun(call.key.run, std::move(cause));
       }

@@ -30,7 +30,8 @@ class CallSite {
   CallSite(const CallSite&) = delete;
   CallSite& operator=(const CallSite&) = delete;
 
-  /// The object lives until its last reference is gone: the compiled program's and those of helpers.
+  /// The object lives until its last reference is gone: the compiled program's and those of
+  /// helpers.
   void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
   void Unref();
 
@@ -55,13 +56,13 @@ class CallSite {
   /// Arrives with the pointers that were set on visit.meeting. See Meeting::Arrive.
   Arrival Arrive(const Visit& visit, WaiterFactory& factory);
 
-  /// Fails every open meeting whose deadline is over (timeout_ns < 0: none) or whose run is known to
-  /// have failed. Called by the watchdog.
+  /// Fails every open meeting whose deadline is over (timeout_ns < 0: none) or whose run is known
+  /// to have failed. Called by the watchdog.
   void Check(std::int64_t now_ns, std::int64_t timeout_ns);
 
  private:
-  // A rank can be at iteration i + 1 while another has not yet left i, and a new run can begin while
-  // a failed one is still being told of it. Neighbours in either count never share a meeting.
+  // A rank can be at iteration i + 1 while another has not yet left i, and a new run can begin
+  // while a failed one is still being told of it. Neighbours in either count never share a meeting.
   static constexpr std::size_t kMeetingsPerGroup = 4;
 
   struct Member {

@@ -83,9 +83,7 @@ std::size_t PermuteWork::num_chunks(std::size_t num_ranks) const {
   return slabs_.num_pieces() * num_ranks;
 }
 
-std::size_t PermuteWork::bytes_moved(std::size_t num_ranks) const {
-  return 2 * num_ranks * bytes_;
-}
+std::size_t PermuteWork::bytes_moved(std::size_t num_ranks) const { return 2 * num_ranks * bytes_; }
 
 void PermuteWork::Run(std::size_t chunk, const Buffers& buffers) const {
   const std::size_t target = chunk % buffers.num_ranks;

@@ -55,12 +55,12 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!(key_ == key)) {
       if (state_ == State::kOpen || state_ == State::kMoving) {
-        return {Answer::kFailed,
-                Share(Internal("two executions of one call overlap: run " +
-                               std::to_string(key_.run) + " iteration " +
-                               std::to_string(key_.iteration) + " is not over and run " +
-                               std::to_string(key.run) + " iteration " +
-                               std::to_string(key.iteration) + " begins"))};
+        return {
+            Answer::kFailed,
+            Share(Internal("two executions of one call overlap: run " + std::to_string(key_.run) +
+                           " iteration " + std::to_string(key_.iteration) +
+                           " is not over and run " + std::to_string(key.run) + " iteration " +
+                           std::to_string(key.iteration) + " begins"))};
       }
       key_ = key;
       state_ = State::kOpen;

@@ -3,11 +3,11 @@
 //   open ----- last rank arrives -----> moving ----- last chunk is done -----> done
 //     \------- deadline, or the run failed elsewhere -----> failed
 //
-// A rank that arrives leaves its buffers and, unless it can go on at once, a Waiter that resumes its
-// program. The last rank moves the data, with runners helping where there is much of it; whoever
-// finishes the last chunk has the others resumed. Only an open meeting can fail: once data moves,
-// every rank waits for the movers, because buffers are read and written in place. A rank that
-// arrives at a failed meeting gets its error and touches nothing.
+// A rank that arrives leaves its buffers and, unless it can go on at once, a Waiter that resumes
+// its program. The last rank moves the data, with runners helping where there is much of it;
+// whoever finishes the last chunk has the others resumed. Only an open meeting can fail: once data
+// moves, every rank waits for the movers, because buffers are read and written in place. A rank
+// that arrives at a failed meeting gets its error and touches nothing.
 //
 // A meeting serves one call after the other. It is opened anew by the first rank with a new Key;
 // CallSite keeps enough meetings that this happens only after all ranks have left the old one.

@@ -6,7 +6,8 @@
 namespace jaxcoll {
 
 Recorder& Recorder::Get() {
-  static Recorder* const recorder = new Recorder();  // leaked: threads record until the process ends
+  static Recorder* const recorder =
+      new Recorder();  // leaked: threads record until the process ends
   return *recorder;
 }
 

@@ -35,7 +35,7 @@ struct CallRecord {
 
 class Recorder {
  public:
-  static constexpr std::size_t kCapacity = 4096;     ///< calls kept per device
+  static constexpr std::size_t kCapacity = 4096;    ///< calls kept per device
   static constexpr std::size_t kMaxDevices = 2048;  ///< XLA's limit per process
 
   class Entry {

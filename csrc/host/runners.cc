@@ -2,10 +2,10 @@
 
 #include <sched.h>  // sched_getaffinity
 
-#include <algorithm>  // std::max, std::min
-#include <chrono>     // std::chrono::nanoseconds
+#include <algorithm>     // std::max, std::min
+#include <chrono>        // std::chrono::nanoseconds
 #include <system_error>  // std::system_error
-#include <thread>     // std::thread
+#include <thread>        // std::thread
 
 #include "core/clock.h"
 #include "core/denormals.h"

@@ -100,9 +100,9 @@ class Runners {
 
   Runners();
   void Append(const TaskList& tasks, Pace* pace);  // requires mutex_
-  bool AddRunner();                 // requires mutex_; false where no thread can be had
-  void Wake(std::size_t count);     // requires mutex_
-  void StartWatch();                // requires mutex_
+  bool AddRunner();              // requires mutex_; false where no thread can be had
+  void Wake(std::size_t count);  // requires mutex_
+  void StartWatch();             // requires mutex_
   void RunnerLoop(Runner& self);
   void StandbyLoop();
 
@@ -111,10 +111,10 @@ class Runners {
   std::vector<std::unique_ptr<Runner>> runners_;
   Task* head_ = nullptr;
   Task* tail_ = nullptr;
-  Runner* idle_ = nullptr;      // last in, first out: the hottest runner is woken first
+  Runner* idle_ = nullptr;  // last in, first out: the hottest runner is woken first
   std::size_t num_idle_ = 0;
-  std::size_t num_woken_ = 0;   // woken, and not yet at the queue
-  std::size_t num_busy_ = 0;    // inside Task::Run
+  std::size_t num_woken_ = 0;  // woken, and not yet at the queue
+  std::size_t num_busy_ = 0;   // inside Task::Run
   bool watching_ = false;
   std::condition_variable standby_;
 };

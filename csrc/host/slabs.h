@@ -6,15 +6,15 @@
 
 namespace jaxcoll {
 
-/// Rows of equal length, cut into pieces: several whole rows where rows are short, a part of one row
-/// where rows are long. No piece is longer than about `target` units.
+/// Rows of equal length, cut into pieces: several whole rows where rows are short, a part of one
+/// row where rows are long. No piece is longer than about `target` units.
 class Slabs {
  public:
   struct Piece {
-    std::size_t row;        // first row
-    std::size_t num_rows;   // 1 where `begin` or `length` cut the row
-    std::size_t begin;      // first unit within each row
-    std::size_t length;     // units of each row
+    std::size_t row;       // first row
+    std::size_t num_rows;  // 1 where `begin` or `length` cut the row
+    std::size_t begin;     // first unit within each row
+    std::size_t length;    // units of each row
   };
 
   Slabs(std::size_t rows, std::size_t row_length, std::size_t target)
@@ -35,7 +35,8 @@ class Slabs {
       return {row, std::min(rows_per_piece_, rows_ - row), 0, row_length_};
     }
     const std::size_t begin = (i % pieces_per_row_) * part_;
-    return {i / pieces_per_row_, 1, begin, std::min(part_, row_length_ - std::min(begin, row_length_))};
+    return {i / pieces_per_row_, 1, begin,
+            std::min(part_, row_length_ - std::min(begin, row_length_))};
   }
 
  private:

@@ -66,6 +66,4 @@ def all_gather(
 
     check_each_leaf(axes, x, check)
     with marked(resolved):
-        return lax.all_gather(
-            x, axes.names, axis=axis, tiled=tiled, axis_index_groups=axes.groups
-        )
+        return lax.all_gather(x, axes.names, axis=axis, tiled=tiled, axis_index_groups=axes.groups)

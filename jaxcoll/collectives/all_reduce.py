@@ -174,9 +174,7 @@ def _jvp(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     results = all_reduce_p.bind(*primals, op=op, **params)
     moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
-    out_tangents: list[Any] = [
-        ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results
-    ]
+    out_tangents: list[Any] = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
     if not moving:
         return results, out_tangents
     if op in _LINEAR:
@@ -213,8 +211,7 @@ def _extremum_tangents(
         holders.append(holds.astype(x.dtype))
     sums = all_reduce_p.bind(*shares, *holders, op="sum", **params)
     return [
-        share / count
-        for share, count in zip(sums[: len(shares)], sums[len(shares) :], strict=True)
+        share / count for share, count in zip(sums[: len(shares)], sums[len(shares) :], strict=True)
     ]
 
 

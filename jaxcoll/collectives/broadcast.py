@@ -1,6 +1,6 @@
 """broadcast: every rank gets the root's block.
 
-Bytes moved per rank: S read and written, for an operand of S bytes; the root's block stays in place.
+Bytes moved per rank: S read and written, for an operand of S bytes; the root's stays in place.
 """
 
 import math
@@ -51,9 +51,7 @@ def broadcast(x: Any, axis_name: AxisName, *, root: int = 0, backend: Backend | 
     if isinstance(root, bool) or not isinstance(root, int | np.integer):
         raise TypeError(f"{axes.call}: root: expected an int, got {root!r}.")
     if not 0 <= root < axes.size:
-        raise ValueError(
-            f"{axes.call}: root: expected an index in range({axes.size}), got {root}."
-        )
+        raise ValueError(f"{axes.call}: root: expected an index in range({axes.size}), got {root}.")
     check_each_leaf(axes, x, lambda where, leaf: None)
 
     def send(leaf: Any) -> Any:
@@ -127,7 +125,9 @@ def _batch(
     remaining = axes[:at] + axes[at + 1 :]
     if not remaining:
         return x, None
-    rest = [(size, index) for i, (size, index) in enumerate(zip(sizes, indices, strict=True)) if i != at]
+    rest = [
+        (size, index) for i, (size, index) in enumerate(zip(sizes, indices, strict=True)) if i != at
+    ]
     flat = int(np.ravel_multi_index([index for _, index in rest], [size for size, _ in rest]))
     return broadcast_p.bind(x, axes=remaining, root=flat, backend=backend), None
 
