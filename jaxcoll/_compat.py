@@ -23,6 +23,16 @@ def bound_axes() -> Mapping[Hashable, int]:
     return core.get_axis_env().axis_sizes
 
 
+def is_named_by_user(axis: Hashable) -> bool:
+    """Tells a name that a user gave from the one that `jax.pmap` makes up where there is none."""
+    return isinstance(axis, str) and axis != "_internal_pmap_axis_name"
+
+
+def vmapped(axes: Sequence[str]) -> list[str]:
+    """Returns those of the mapped axes that come from `jax.vmap`, not from a mesh."""
+    return [axis for axis in axes if axis not in jax.sharding.get_abstract_mesh().axis_names]
+
+
 def named_axis_effects(axes: Sequence[str]) -> set[Any]:
     """Returns the effects by which JAX knows that an equation depends on named axes."""
     from jax._src import core

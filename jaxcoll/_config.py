@@ -78,6 +78,9 @@ class Config:
         strict: turns warnings about likely mistakes into errors. Initially False.
     """
 
+    # A misspelt setting is an AttributeError.
+    __slots__ = ("_initial_backend", "_strict", "_timeout_listeners", "_timeout_s")
+
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Reads the initial values. Raises ValueError for a value that makes no sense."""
         self._initial_backend = backend_from(environment)

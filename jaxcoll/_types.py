@@ -1,8 +1,6 @@
 """The vocabulary of every layer: reductions, element types and their numbers in native programs."""
 
-from typing import Literal, TypeAlias, get_args
-
-import numpy as np
+from typing import Any, Literal, TypeAlias, get_args
 
 ReduceOp: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "and", "or"]
 Backend: TypeAlias = Literal["auto", "native", "lax"]
@@ -43,9 +41,9 @@ DTYPES: dict[str, int] = {
 HALF_PRECISION: frozenset[str] = frozenset({"float16", "bfloat16"})
 
 
-def reduction_problem(op: str, dtype: np.dtype) -> str | None:
-    """Says why `op` has no meaning for `dtype`, or None where it has one."""
-    name = dtype.name
+def reduction_problem(op: str, dtype: Any) -> str | None:
+    """Says why `op` has no meaning for a dtype of NumPy or JAX, or None where it has one."""
+    name = str(dtype)
     if name not in DTYPES:
         return f"dtype {name} is not supported; use one of {', '.join(DTYPES)}"
     if op in ("max", "min") and name.startswith("complex"):

@@ -53,17 +53,23 @@ def check_axes(op: str, tree: Any, axis_name: Any, axis_index_groups: Any = None
     for name in names:
         if name not in bound:
             raise NameError(_unbound_text(call, name, list(bound), tree))
+    if _compat.tracks_varying_axes() and (vmapped := _compat.vmapped(names)):
+        raise NotImplementedError(
+            f"{call}: axis_name: {listed(vmapped)} is the axis_name of a jax.vmap inside "
+            "jax.shard_map(check_vma=True), whose types know mesh axes only (nor does jax.lax "
+            "support it). Pass check_vma=False to jax.shard_map."
+        )
     size = math.prod(bound[name] for name in names)
     groups = _check_groups(call, axis_index_groups, size)
     return Axes(call, names, len(groups[0]) if groups else size, groups)
 
 
 def _unbound_text(call: str, name: Any, bound: Sequence[Any], tree: Any) -> str:
-    named = [axis for axis in bound if isinstance(axis, str)]
+    named = [axis for axis in bound if _compat.is_named_by_user(axis)]
     if bound and not named:
         return (
             f"{call}: axis_name: the jax.pmap (or jax.vmap) around this call has no axis_name. "
-            f"Write jax.pmap(f, axis_name={name!r})."
+            f'Write jax.pmap(f, axis_name="{name}").'
         )
     if named:
         return (
@@ -162,13 +168,13 @@ def check_varies(axes: Axes, where: str, leaf: Any) -> None:
     missing = tuple(name for name in axes.names if name not in varying)
     if not missing:
         return
-    to_cast = missing[0] if len(missing) == 1 else missing
+    to_cast = f'"{missing[0]}"' if len(missing) == 1 else f"({listed(missing)})"
     text = (
         f"{where}: the operand is replicated over {listed(missing)}: it is the same on every rank, "
         f"so that a sum counts it {axes.size} times. If it should differ between ranks (local "
         "gradients, for instance), cast what it is computed from: "
-        f"params = jax.lax.pcast(params, {to_cast!r}, to='varying')."
-    ).replace("'", '"')
+        f'params = jax.lax.pcast(params, {to_cast}, to="varying").'
+    )
     if config.strict or not _compat.casts_implicitly():
         raise ValueError(text)
     logger.warning("jaxcoll: %s", text)

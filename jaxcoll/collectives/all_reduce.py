@@ -6,6 +6,7 @@ written, for a tree of S bytes.
 """
 
 import functools as ft
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,15 +84,15 @@ def all_reduce(
     Example:
         >>> grads = jaxcoll.all_reduce(grads, "data", op="mean")
     """
-    if op not in REDUCE_OPS:
+    if not isinstance(op, str) or op not in REDUCE_OPS:
         raise ValueError(one_of("all_reduce", "op", op, tuple(REDUCE_OPS)))
     axes = check_axes("all_reduce", tree, axis_name, axis_index_groups)
     resolved = resolve_backend("all_reduce", backend)
-    if op in ("prod", "and", "or"):
-        check_equal_groups(axes, f"{op} is gathered on jax.lax")
+    if op not in ("sum", "max", "min"):
+        check_equal_groups(axes, f"for {op}")
 
     def check(where: str, leaf: Any) -> None:
-        if problem := reduction_problem(op, np.dtype(jnp.result_type(leaf))):
+        if problem := reduction_problem(op, jnp.result_type(leaf)):
             raise TypeError(f"{where}: {problem}.")
         check_varies(axes, where, leaf)
 
@@ -138,7 +139,8 @@ def _reduce_constant(leaf: Any, axes: Axes, op: ReduceOp) -> Any:
     if op == "prod":
         leaf = jnp.asarray(leaf)
         return (leaf.astype(np.int32) if leaf.dtype == np.bool_ else leaf) ** axes.size
-    return jnp.asarray(leaf)
+    leaf = jnp.asarray(leaf)
+    return leaf if _compat.tracks_varying_axes() else lax.convert_element_type(leaf, leaf.dtype)
 
 
 # ---- The primitive -------------------------------------------------------------------------------
@@ -209,10 +211,10 @@ def _extremum_tangents(
         holds = lax.eq(x, cast_varying(axes, y))
         shares.append(jnp.where(holds, tangent, jnp.zeros_like(tangent)))
         holders.append(holds.astype(x.dtype))
-    sums = all_reduce_p.bind(*shares, *holders, op="sum", **params)
-    return [
-        share / count for share, count in zip(sums[: len(shares)], sums[len(shares) :], strict=True)
-    ]
+    # Two calls: in one, the counts would seem to depend on the tangents.
+    counts = all_reduce_p.bind(*holders, op="sum", **params)
+    sums = all_reduce_p.bind(*shares, op="sum", **params)
+    return [share / count for share, count in zip(sums, counts, strict=True)]
 
 
 def _transpose(
@@ -227,7 +229,7 @@ def _transpose(
     given = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
     results: list[Any] = list(cotangents)
     if _compat.tracks_varying_axes() and axis_index_groups is None:
-        size = np.prod([_compat.bound_axes()[axis] for axis in axes], dtype=int)
+        size = math.prod(_compat.bound_axes()[axis] for axis in axes)
         for i in given:
             share = cotangents[i] / size if op == "mean" else cotangents[i]
             results[i] = lax.pcast(share, axes, to="varying")

@@ -5,6 +5,8 @@ Bytes moved per rank: S written, for an operand of S bytes.
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -83,7 +85,19 @@ def all_to_all(
         check_varies(axes, where, leaf)
 
     check_each_leaf(axes, x, check)
-    with marked(resolved):
-        return lax.all_to_all(
-            x, axes.names, split_axis, concat_axis, tiled=tiled, axis_index_groups=axes.groups
+
+    def exchange(leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        split, concat = split_axis % leaf.ndim, concat_axis % leaf.ndim
+        if not tiled:
+            # By a new dimension, not by lax's tiled=False, which has a wrong transpose.
+            concat += concat > split
+            leaf = jnp.expand_dims(leaf, concat)
+            split += concat <= split
+        result = lax.all_to_all(
+            leaf, axes.names, split, concat, tiled=True, axis_index_groups=axes.groups
         )
+        return result if tiled else lax.squeeze(result, [split])
+
+    with marked(resolved):
+        return jax.tree.map(exchange, x)

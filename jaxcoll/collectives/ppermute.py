@@ -8,7 +8,9 @@ from typing import Any
 
 from jax import lax
 
+from jaxcoll import _compat
 from jaxcoll._config import resolve_backend
+from jaxcoll._errors import listed
 from jaxcoll._lowering import marked
 from jaxcoll._types import AxisName, Backend
 from jaxcoll.collectives._arguments import Axes, check_axes, check_each_leaf, check_varies
@@ -35,6 +37,7 @@ def ppermute(
 
     Raises:
         NameError: an axis is not mapped here.
+        NotImplementedError: a tuple that holds the axis_name of a `jax.vmap`.
         ValueError: a source or target stands twice or is no index of the axis, or an unknown
             `backend`.
         NativeUnavailableError: `backend="native"` where native can't serve.
@@ -49,6 +52,11 @@ def ppermute(
     axes = check_axes("ppermute", x, axis_name)
     resolved = resolve_backend("ppermute", backend)
     pairs = _check_perm(axes, perm)
+    if len(axes.names) > 1 and (vmapped := _compat.vmapped(axes.names)):
+        raise NotImplementedError(
+            f"{axes.call}: axis_name: expected mesh axes, or the axis_name of one jax.vmap alone; "
+            f"got {listed(vmapped)} of a jax.vmap in a tuple (which jax.lax permutes wrongly)."
+        )
     check_each_leaf(axes, x, lambda where, leaf: check_varies(axes, where, leaf))
     with marked(resolved):
         return lax.ppermute(x, axes.names, pairs)

@@ -97,14 +97,17 @@ def reduce_scatter(
     def reduce(leaf: Any) -> Any:
         # A float16 sum may overflow where the mean does not, so the mean stays wide until the end.
         leaf = jnp.asarray(leaf)
+        dim = scatter_dimension % leaf.ndim
         wide = leaf.astype(np.float32) if _is_half(leaf) and op == "mean" else leaf
         total = lax.psum_scatter(
             wide,
             axes.names,
-            scatter_dimension=scatter_dimension,
-            tiled=tiled,
+            scatter_dimension=dim,
+            tiled=True,
             axis_index_groups=axes.groups,
         )
+        # Not by lax's tiled=False, whose batching rule loses the batch dimension.
+        total = total if tiled else lax.squeeze(total, [dim])
         if op == "sum":
             return total
         mean = total / axes.size

@@ -1,0 +1,190 @@
+"""Derivatives of every op: those of its twin, and those of the program on one device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import assert_conforms, assert_same, mapped, mesh
+from helpers import DIFFERENTIABLE, OPS, Op, blocks
+from jax import lax
+
+import jaxcoll
+
+Function = Callable[[Any], Any]
+NOT_DIFFERENTIABLE = [op for op in OPS if not op.differentiable]
+
+
+def weights(y: Any, rank: Any = 0) -> Any:
+    """Returns another small number for every element of a result, and for every rank."""
+    small = jnp.arange(y.size).reshape(y.shape) % 7 + 1
+    return small.astype(y.dtype) + jnp.asarray(rank, y.dtype)
+
+
+def loss(f: Function) -> Function:
+    """Returns a scalar of each rank that is quadratic in `f`."""
+
+    def compute(x: Any) -> Any:
+        y = f(x)
+        return (y * y * weights(y, lax.axis_index("x"))).sum()
+
+    return compute
+
+
+def grad(f: Function, x: Any) -> Any:
+    return jax.value_and_grad(loss(f))(x)
+
+
+def vjp(f: Function, x: Any) -> Any:
+    y, pull = jax.vjp(f, x)
+    return y, pull(y)
+
+
+def jvp(f: Function, x: Any) -> Any:
+    return jax.jvp(f, (x,), (x + 1,))
+
+
+def linearize(f: Function, x: Any) -> Any:
+    y, push = jax.linearize(f, x)
+    return y, push(x), push(x + 1)
+
+
+def grad_of_grad(f: Function, x: Any) -> Any:
+    def slope(x: Any) -> Any:
+        return (jax.grad(loss(f))(x) * weights(x)).sum()
+
+    return jax.grad(slope)(x)
+
+
+def jvp_of_grad(f: Function, x: Any) -> Any:
+    return jax.jvp(jax.grad(loss(f)), (x,), (x + 1,))
+
+
+def grad_of_checkpoint(f: Function, x: Any) -> Any:
+    return jax.grad(loss(jax.checkpoint(f)))(x)
+
+
+def grad_of_scan(f: Function, x: Any) -> Any:
+    def total(x: Any) -> Any:
+        def step(total: Any, scale: Any) -> Any:
+            return total + loss(f)(x * scale), None
+
+        return lax.scan(step, loss(f)(x), jnp.arange(1, 4).astype(x.dtype))[0]
+
+    return jax.grad(total)(x)
+
+
+def grad_of_cond(f: Function, x: Any) -> Any:
+    taken = lax.pmax(lax.stop_gradient(x).sum(), "x") < 1000
+    return jax.grad(lambda x: lax.cond(taken, loss(f), lambda x: 2 * loss(f)(x), x))(x)
+
+
+def grad_inside_custom_vjp(f: Function, x: Any) -> Any:
+    wrapped = jax.custom_vjp(f)
+    wrapped.defvjp(lambda x: jax.vjp(f, x), lambda pull, y: pull(2 * y))
+    return jax.grad(loss(wrapped))(x)
+
+
+def vmap_of_grad(f: Function, x: Any) -> Any:
+    return jax.vmap(jax.grad(loss(f)))(jnp.stack([x, x + 1]))
+
+
+def grad_of_vmap(f: Function, x: Any) -> Any:
+    return jax.grad(loss(jax.vmap(f)))(jnp.stack([x, x + 1]))
+
+
+PROGRAMS = {
+    "first_order": (grad, vjp, jvp, linearize),
+    "second_order": (grad_of_grad, jvp_of_grad),
+    "control_flow": (grad_of_checkpoint, grad_of_scan, grad_of_cond, grad_inside_custom_vjp),
+    "batched": (vmap_of_grad, grad_of_vmap),
+}
+
+
+@pytest.mark.product(
+    op=DIFFERENTIABLE, program=list(PROGRAMS), check_vma=(True, False), size=(1, 2, 3, 4)
+)
+def test_derivatives_are_those_of_lax(op: Op, program: str, check_vma: bool, size: int):
+    def derivatives(f: Function, x: Any) -> Any:
+        return {derivative.__name__: derivative(f, x) for derivative in PROGRAMS[program]}
+
+    assert_conforms(
+        op,
+        derivatives,
+        mesh(size),
+        blocks(op, size, np.float64),
+        check_vma=check_vma,
+        smooth=True,
+        rtol=1e-12,
+    )
+
+
+@pytest.mark.product(op=DIFFERENTIABLE, size=(1, 3, 8))
+def test_derivatives_around_the_map_are_those_of_one_device(op: Op, size: int):
+    def total(f: Function) -> Function:
+        def compute(xs: Any) -> Any:
+            ys = f(xs)
+            return (ys * ys * weights(ys)).sum()
+
+        return compute
+
+    xs = blocks(op, size, np.float64)
+    on_mesh = mapped(op.over("x")["ours"], mesh(size))
+    on_one = jax.vmap(op.over("batch", smooth=True)["twin"], axis_name="batch")
+    if op.name == "ppermute_partial":  # lax has no rule for it under vmap
+
+        def on_one(xs: Any) -> Any:
+            return jnp.concatenate([jnp.zeros_like(xs[:1]), xs[:-1]])
+
+    assert_same(
+        jax.jit(jax.grad(total(on_mesh)))(xs), jax.jit(jax.grad(total(on_one)))(xs), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("extremum", ["max", "min"])
+@pytest.mark.parametrize("check_vma", [True, False], ids=["check_vma", "no_check_vma"])
+def test_ties_share_the_cotangent_of_an_extremum(extremum: str, check_vma: bool):
+    sign = 1 if extremum == "max" else -1
+    xs = sign * np.array([[5.0, 1.0, 2.0, 0.0], [5.0, 4.0, 2.0, 0.0], [3.0, 4.0, 2.0, 1.0]])
+    op = next(op for op in OPS if op.name == f"all_reduce_{extremum}")
+    cotangent = np.array([6.0, 12.0, 18.0, 24.0])
+
+    def pull(x: Any) -> Any:
+        y, pull = jax.vjp(op.over("x")["ours"], x)
+        return pull(jnp.asarray(cotangent) + 0 * y)[0]
+
+    gradient = jax.jit(mapped(pull, mesh(3), check_vma=check_vma))(xs)
+    # Where axes are not typed, every rank has a cotangent of its own, as with lax.psum.
+    scale = 1 if check_vma else 3
+    want = np.array([[3.0, 0.0, 6.0, 0.0], [3.0, 6.0, 6.0, 0.0], [0.0, 6.0, 6.0, 24.0]])
+    assert_same(gradient, scale * want)
+
+
+@pytest.mark.parametrize("op", NOT_DIFFERENTIABLE, ids=lambda op: op.name)
+def test_ops_without_derivative_say_so(op: Op):
+    reduction = op.name.removeprefix("all_reduce_")
+    xs = blocks(op, 2)
+    if xs.dtype.kind != "f":  # integers have no tangents to begin with
+        tangents = np.zeros(xs.shape, jax.dtypes.float0)
+        on_mesh = mapped(op.over("x")["ours"], mesh(2))
+        _, t = jax.jvp(on_mesh, (xs,), (tangents,))
+        assert t.dtype == jax.dtypes.float0
+        return
+    with pytest.raises(NotImplementedError, match=rf'op="{reduction}".* has no derivative.*"max"'):
+        jax.jit(jax.grad(lambda xs: mapped(op.over("x")["ours"], mesh(2))(xs).sum()))(xs)
+
+
+def test_integers_travel_beside_floats_without_gradient():
+    tree = {"f": np.arange(6.0).reshape(2, 3), "i": np.arange(6).reshape(2, 3)}
+
+    def slope(tree: Any) -> Any:
+        def total(f: Any) -> Any:
+            reduced = jaxcoll.all_reduce({**tree, "f": f}, "x")
+            return (reduced["f"] * reduced["i"].astype(f.dtype)).sum()
+
+        return jax.grad(total)(tree["f"])
+
+    gradient = jax.jit(mapped(slope, mesh(2)))(tree)
+    assert_same(gradient, np.stack([tree["i"].sum(axis=0)] * 2).astype(np.float64))

@@ -1,0 +1,119 @@
+"""Every op in every kind of program: eager, traced, shared, lowered without devices, under pmap."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import assert_same, auto_is_native, counted_calls, mapped, mesh
+from helpers import OPS, Op, blocks
+from jax.sharding import AbstractMesh, AxisType
+
+import jaxcoll
+
+
+@pytest.mark.product(op=OPS, size=(1, 3), check_vma=(True, False))
+def test_eagerly(op: Op, size: int, check_vma: bool):
+    xs = blocks(op, size)
+    assert_same(mapped(op.over("x")["ours"], mesh(size), check_vma=check_vma)(xs), op.reference(xs))
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_with_jit_switched_off(op: Op):
+    xs = blocks(op, 2)
+    with jax.disable_jit():
+        ys = mapped(jax.jit(op.over("x")["ours"]), mesh(2))(xs)
+    assert_same(ys, op.reference(xs))
+
+
+@pytest.mark.product(op=OPS, size=(1, 2, 3, 8))
+def test_under_pmap(op: Op, size: int):
+    xs = blocks(op, size)
+    f = jax.pmap(op.over("ranks")["ours"], axis_name="ranks", devices=jax.devices()[:size])
+    with counted_calls() as count:
+        assert_same(f(xs), op.reference(xs))
+    assert count.calls == (size if size > 1 and auto_is_native() else 0)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_one_function_on_two_meshes(op: Op):
+    xs = blocks(op, 4)
+
+    @jax.jit
+    def f(xs: Any) -> Any:
+        def body(x: Any) -> Any:
+            return op.ours(x[0], "x")[None]
+
+        return jax.shard_map(body, in_specs=jax.P("x"), out_specs=jax.P("x"))(xs)
+
+    for over in (mesh(4), mesh(4, reverse=True), mesh(4)):
+        with jax.set_mesh(over):
+            ys = f(jax.device_put(xs, jax.NamedSharding(over, jax.P("x"))))
+        assert_same(ys, op.reference(xs))
+        assert list(ys.sharding.mesh.devices.flat) == list(over.devices.flat)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_on_an_explicit_mesh(op: Op):
+    xs = blocks(op, 4)
+    over = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
+    sharded = jax.device_put(xs, jax.NamedSharding(over, jax.P("x")))
+    ys = jax.jit(mapped(op.over("x")["ours"], over))(sharded)
+    assert_same(ys, op.reference(xs))
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_lowers_without_devices(op: Op):
+    over = AbstractMesh((4,), ("x",))
+    f = jax.jit(mapped(op.over("x")["ours"], over))
+    lowered = f.trace(jax.typeof(jnp.asarray(blocks(op, 4)))).lower(lowering_platforms=("cpu",))
+    assert len(re.findall(r"custom_call @jaxcoll_", lowered.as_text())) == auto_is_native()
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_donated_operands(op: Op):
+    xs = blocks(op, 4)
+    donated = jax.device_put(xs, jax.NamedSharding(mesh(4), jax.P("x")))
+    f = jax.jit(mapped(op.over("x")["ours"], mesh(4)), donate_argnums=0)
+    ys = f(donated)
+    assert_same(ys, op.reference(xs))
+    assert ys.shape != xs.shape or donated.is_deleted()
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_operands_that_are_used_again_keep_their_values(op: Op):
+    xs = blocks(op, 4)
+
+    def before_and_after(x: Any) -> Any:
+        y = op.ours(x, "x")
+        return x, y, x + 1, op.ours(x, "x")
+
+    before, y, more, again = jax.jit(mapped(before_and_after, mesh(4)))(xs)
+    assert_same((before, more), (xs, xs + 1))
+    assert_same((y, again), (op.reference(xs),) * 2)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_results_feed_the_next_collective(op: Op):
+    xs = blocks(op, 4)
+
+    def chain(x: Any) -> Any:
+        for _ in range(3):
+            x = jaxcoll.ppermute(x, "x", [(i, (i + 1) % 4) for i in range(4)])
+        return op.ours(x, "x")
+
+    assert_same(jax.jit(mapped(chain, mesh(4)))(xs), op.reference(np.roll(xs, 3, axis=0)))
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_values_from_other_computations(op: Op):
+    """Operands come out of fusions and results go into them."""
+    xs = blocks(op, 4)
+
+    def f(x: Any) -> Any:
+        y = op.ours(x + x - x, "x")
+        return (y + y - y)[...]
+
+    assert_same(jax.jit(mapped(f, mesh(4)))(xs), op.reference(xs))
