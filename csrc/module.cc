@@ -6,7 +6,6 @@
 
 #include <cstdint>   // std::int64_t, std::uint64_t
 #include <optional>  // std::optional
-#include <string>    // std::string
 
 #include "ffi/handlers.h"
 #include "ffi/site.h"

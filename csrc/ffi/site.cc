@@ -1,7 +1,6 @@
 #include "ffi/site.h"
 
 #include <cstddef>      // std::size_t
-#include <span>         // std::span
 #include <string>       // std::string, std::to_string
 #include <string_view>  // std::string_view
 
@@ -116,7 +115,7 @@ Outcome Refuse(const CallSite& site, std::int64_t run, const std::string& messag
 Outcome ExecuteImpl(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer /*token*/,
                     ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*token*/,
                     ffi::RemainingRets results, ffi::Dictionary /*attributes*/, SiteState* state,
-                    ffi::RunId run_id, std::int32_t device, FutureFactory factory) {
+                    ffi::RunId run_id, std::int32_t device, FutureFactory& factory) {
   CallSite& site = state->site();
   const std::int64_t run = run_id.run_id;
   const Work& work = site.work();

@@ -44,12 +44,12 @@ class Pace {
 /// alive until Run() is entered; the queue does not touch it after that.
 class Task {
  public:
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
   virtual void Run() = 0;
 
  protected:
   Task() = default;
-  Task(const Task&) = delete;
-  Task& operator=(const Task&) = delete;
   ~Task() = default;
 
  private:

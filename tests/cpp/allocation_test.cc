@@ -41,8 +41,8 @@ namespace jaxcoll::testing {
 namespace {
 
 constexpr std::size_t kRanks = 4;
-constexpr std::size_t kCallsPerWindow = 100;
-constexpr std::size_t kWindows = 10;
+constexpr std::size_t kCallsPerWindow = 50;
+constexpr std::size_t kWindows = 6;
 
 /// Counts the allocations of the whole process in windows of kCallsPerWindow calls. The watchdog
 /// may make some of its own now and then, so the best window counts.
@@ -94,7 +94,7 @@ void CheckWork(Context& context, const std::string& what, std::unique_ptr<const 
 
 void CallsAllocateNothing(Context& context) {
   const ReduceFn sum = GetReduce(DType::kF32, ReduceOp::kSum);
-  for (const std::size_t count : {std::size_t{16}, std::size_t{100'000}}) {  // without and with help
+  for (const std::size_t count : {std::size_t{16}, std::size_t{20'000}}) {  // without and with help
     const std::string size = " of " + std::to_string(count);
     CheckWork(context, "all_reduce" + size,
               std::make_unique<AllReduceWork>(std::vector<AllReduceWork::Leaf>{

@@ -1,12 +1,12 @@
 // tests/cpp/work_test.cc: what each Work does with the buffers, against naive oracles; results are
 // poisoned first, and chunks run in an order drawn by chance.
-#include <algorithm>  // std::fill, std::shuffle
+#include <algorithm>  // std::copy, std::count, std::min, std::shuffle
 #include <array>      // std::array
-#include <cstddef>    // std::byte, std::size_t
-#include <cstdint>    // std::int8_t, std::int32_t
+#include <cstddef>    // std::size_t
+#include <cstdint>    // std::uint8_t, std::uint64_t
 #include <cstring>    // std::memcpy
 #include <numeric>    // std::iota
-#include <random>     // std::mt19937
+#include <random>     // std::mt19937_64
 #include <string>     // std::string, std::to_string
 #include <utility>    // std::move
 #include <vector>     // std::vector
@@ -22,15 +22,23 @@
 namespace jaxcoll::testing {
 namespace {
 
-using Bytes = std::vector<std::byte>;
+using Byte = unsigned char;  // whose ranges compare quickly
+using Bytes = std::vector<Byte>;
 
 constexpr std::size_t kNumRanks[] = {1, 2, 3, 4, 8};
-constexpr std::byte kPoison{0xA5};
+constexpr Byte kPoison = 0xA5;
 constexpr std::size_t kGuard = 64;  // watched bytes on both sides of every buffer
 
-std::mt19937& Random() {
-  static std::mt19937 random(20240817);
+std::mt19937_64& Random() {
+  static std::mt19937_64 random(20240817);
   return random;
+}
+
+void FillByChance(Byte* data, std::size_t size) {
+  for (std::size_t i = 0; i < size; i += sizeof(std::uint64_t)) {
+    const std::uint64_t word = Random()();
+    std::memcpy(data + i, &word, std::min(sizeof(word), size - i));
+  }
 }
 
 /// All ranks' operands and results of one call, with guards around each.
@@ -41,9 +49,7 @@ class Ranks {
     for (std::size_t i = 0; i < work.num_operands(); ++i) {
       for (std::size_t r = 0; r < num_ranks; ++r) {
         operands_.push_back(Guarded(work.operand_bytes(i)));
-        for (std::size_t b = 0; b < work.operand_bytes(i); ++b) {
-          operands_.back()[kGuard + b] = static_cast<std::byte>(Random()());
-        }
+        FillByChance(operands_.back().data() + kGuard, work.operand_bytes(i));
       }
     }
     for (std::size_t i = 0; i < work.num_results(); ++i) {
@@ -55,7 +61,7 @@ class Ranks {
   }
 
   /// Operand i of rank r as it was before the call.
-  const std::byte* Operand(std::size_t i, std::size_t r) const {
+  const Byte* Operand(std::size_t i, std::size_t r) const {
     return before_[i * num_ranks_ + r].data() + kGuard;
   }
 
@@ -106,30 +112,29 @@ class Ranks {
 };
 
 template <typename T>
-Bytes Sum(const std::vector<const std::byte*>& operands, std::size_t count) {
-  Bytes sum(count * sizeof(T));
-  for (std::size_t j = 0; j < count; ++j) {
-    T total{0};
-    for (const std::byte* operand : operands) {
-      T value;
-      std::memcpy(&value, operand + j * sizeof(T), sizeof(T));
-      total = static_cast<T>(static_cast<std::uint64_t>(total) + static_cast<std::uint64_t>(value));
+Bytes Sum(const std::vector<const Byte*>& operands, std::size_t count) {
+  std::vector<T> sum(count);
+  std::vector<T> operand(count);
+  for (const Byte* data : operands) {
+    std::copy(data, data + count * sizeof(T), reinterpret_cast<Byte*>(operand.data()));
+    for (std::size_t j = 0; j < count; ++j) {
+      sum[j] = static_cast<T>(sum[j] + operand[j]);
     }
-    std::memcpy(sum.data() + j * sizeof(T), &total, sizeof(T));
   }
-  return sum;
+  const auto* const bytes = reinterpret_cast<const Byte*>(sum.data());
+  return Bytes(bytes, bytes + count * sizeof(T));
 }
 
-Bytes Sum(DType dtype, const std::vector<const std::byte*>& operands, std::size_t count) {
+Bytes Sum(DType dtype, const std::vector<const Byte*>& operands, std::size_t count) {
   switch (SizeOf(dtype)) {
     case 1:
-      return Sum<std::int8_t>(operands, count);
+      return Sum<std::uint8_t>(operands, count);
     case 2:
-      return Sum<std::int16_t>(operands, count);
+      return Sum<std::uint16_t>(operands, count);
     case 4:
-      return Sum<std::int32_t>(operands, count);
+      return Sum<std::uint32_t>(operands, count);
     default:
-      return Sum<std::int64_t>(operands, count);
+      return Sum<std::uint64_t>(operands, count);
   }
 }
 
@@ -182,7 +187,7 @@ void CheckAllReduce(Context& context, const std::string& what, const std::vector
     for (const bool in_place : {true, false}) {
       Ranks ranks(work, p, in_place);
       ranks.RunAndCheck(context, what, [&](std::size_t i, std::size_t) {
-        std::vector<const std::byte*> operands;
+        std::vector<const Byte*> operands;
         for (std::size_t r = 0; r < p; ++r) {
           operands.push_back(ranks.Operand(i, r));
         }
@@ -197,10 +202,10 @@ void AllReduceOfTrees(Context& context) {
   CheckAllReduce(context, "no leaves", {});
   CheckAllReduce(context, "empty leaves", {{DType::kI32, 0}, {DType::kI8, 0}});
   CheckAllReduce(context, "a scalar", {{DType::kI64, 1}});
-  for (const std::size_t bytes : {kChunk - 8, kChunk, kChunk + 8, 3 * kChunk - 8, 3 * kChunk + 8}) {
+  for (const std::size_t bytes : {kChunk - 8, kChunk, kChunk + 8, 2 * kChunk + 8}) {
     CheckAllReduce(context, std::to_string(bytes) + " bytes", {{DType::kI64, bytes / 8}});
-    CheckAllReduce(context, std::to_string(bytes + 1) + " bytes", {{DType::kI8, bytes + 1}});
   }
+  CheckAllReduce(context, "one byte more than a chunk", {{DType::kI8, kChunk + 1}});
   CheckAllReduce(context, "odd leaves",
                  {{DType::kI32, 1},
                   {DType::kI8, 7},
@@ -213,7 +218,7 @@ void AllReduceOfTrees(Context& context) {
                   {DType::kI8, 1}});
   CheckAllReduce(context, "a chunk that leaves no room for one more element",
                  {{DType::kI8, kChunk - 3}, {DType::kI64, 2}, {DType::kI8, kChunk - 1}});
-  CheckAllReduce(context, "many small leaves", std::vector<LeafSize>(3000, {DType::kI16, 13}));
+  CheckAllReduce(context, "many small leaves", std::vector<LeafSize>(300, {DType::kI16, 131}));
 }
 
 void ReduceScatterOfSlabs(Context& context) {
@@ -225,7 +230,7 @@ void ReduceScatterOfSlabs(Context& context) {
                                                          {5000, 5},
                                                          {3, 8191},
                                                          {2, 8192},
-                                                         {1, 40001}}};
+                                                         {1, 20001}}};
   for (const DType dtype : {DType::kI8, DType::kI64}) {
     for (const auto& [outer, inner] : sizes) {
       for (const std::size_t p : kNumRanks) {
@@ -239,7 +244,7 @@ void ReduceScatterOfSlabs(Context& context) {
             [&](std::size_t, std::size_t target) {
               Bytes result;
               for (std::size_t row = 0; row < num_rows; ++row) {
-                std::vector<const std::byte*> operands;
+                std::vector<const Byte*> operands;
                 for (std::size_t r = 0; r < p; ++r) {
                   operands.push_back(ranks.Operand(0, r) + (row * p + target) * row_length * size);
                 }
@@ -255,7 +260,7 @@ void ReduceScatterOfSlabs(Context& context) {
 
 // ---- Copies --------------------------------------------------------------------------------------
 
-/// As host/copy_work.h writes it down, one byte at a time.
+/// As host/copy_work.h writes it down, one run of bytes at a time.
 void CheckExchange(Context& context, const std::string& what, const ExchangeLayout& layout,
                    std::size_t p, std::size_t operand_bytes, std::size_t result_bytes) {
   const ExchangeWork work(layout, operand_bytes, result_bytes);
@@ -265,11 +270,11 @@ void CheckExchange(Context& context, const std::string& what, const ExchangeLayo
     for (std::size_t source = 0; source < p; ++source) {
       for (std::size_t i = 0; i < layout.rows; ++i) {
         for (std::size_t j = 0; j < layout.columns; ++j) {
-          for (std::size_t b = 0; b < layout.bytes; ++b) {
-            result.at(source * layout.to_block + i * layout.to_row + j * layout.to_column + b) =
-                ranks.Operand(0, source)[target * layout.from_block + i * layout.from_row +
-                                         j * layout.from_column + b];
-          }
+          const Byte* const from = ranks.Operand(0, source) + target * layout.from_block +
+                                        i * layout.from_row + j * layout.from_column;
+          const std::size_t to =
+              source * layout.to_block + i * layout.to_row + j * layout.to_column;
+          std::copy(from, from + layout.bytes, result.begin() + static_cast<std::ptrdiff_t>(to));
         }
       }
     }
@@ -287,10 +292,10 @@ void AllGathers(Context& context) {
                                                             {300, 8},
                                                             {300, 16},
                                                             {300, 24},
-                                                            {40000, 4},
+                                                            {9000, 4},
                                                             {1, 131071},
                                                             {1, 131073},
-                                                            {3, 150000}}};
+                                                            {2, 140000}}};
     for (const auto& [outer, inner] : sizes) {
       CheckExchange(context,
                     "all_gather " + std::to_string(outer) + ", " + std::to_string(inner),
@@ -360,7 +365,7 @@ void AllToAlls(Context& context) {
 
 void Permutes(Context& context) {
   for (const std::size_t p : kNumRanks) {
-    for (const std::size_t bytes : {0, 1, 5, 131071, 131072, 131073, 300001}) {
+    for (const std::size_t bytes : {0, 1, 5, 131071, 131072, 131073}) {
       std::vector<std::size_t> ring(p);
       std::vector<std::size_t> holes(p, PermuteWork::kNone);
       for (std::size_t r = 0; r < p; ++r) {
@@ -377,9 +382,9 @@ void Permutes(Context& context) {
                           [&](std::size_t, std::size_t target) {
                             const std::size_t source = source_of[target];
                             if (source == PermuteWork::kNone) {
-                              return Bytes(work.result_bytes(0), std::byte{0});
+                              return Bytes(work.result_bytes(0), Byte{0});
                             }
-                            const std::byte* const from = ranks.Operand(0, source);
+                            const Byte* const from = ranks.Operand(0, source);
                             return Bytes(from, from + work.result_bytes(0));
                           });
       }
@@ -389,14 +394,14 @@ void Permutes(Context& context) {
 
 void Broadcasts(Context& context) {
   for (const std::size_t p : kNumRanks) {
-    for (const std::size_t bytes : {0, 1, 7, 131072, 300001}) {
+    for (const std::size_t bytes : {0, 1, 7, 131072, 200001}) {
       for (const std::size_t root : {std::size_t{0}, p / 2, p - 1}) {
         const PermuteWork work(std::vector<std::size_t>(p, root), bytes);
         for (const bool in_place : {true, false}) {
           Ranks ranks(work, p, in_place);
           ranks.RunAndCheck(context, "broadcast of " + std::to_string(bytes) + " bytes",
                             [&](std::size_t, std::size_t) {
-                              const std::byte* const from = ranks.Operand(0, root);
+                              const Byte* const from = ranks.Operand(0, root);
                               return Bytes(from, from + work.result_bytes(0));
                             });
         }

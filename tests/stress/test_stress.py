@@ -1,0 +1,34 @@
+"""The short form of the stress test: every scenario once, on 2, 3, 4 and 8 devices."""
+
+import functools as ft
+
+import pytest
+from stress.run import DEVICES, Outcome, run_scenarios
+from stress.scenarios import SCENARIOS
+
+import jaxcoll
+
+# A machine that runs other things as well is several times slower; a hang takes for ever.
+_LIMIT_S = 90.0
+_HARD_LIMIT_S = 270.0
+
+
+@ft.cache
+def outcome(devices: int) -> Outcome:
+    """Run all scenarios in one process, once for all tests."""
+    return run_scenarios(
+        list(SCENARIOS),
+        devices=devices,
+        seed=devices,
+        rounds=1,
+        limit_s=_LIMIT_S,
+        hard_limit_s=_HARD_LIMIT_S,
+    )
+
+
+@pytest.mark.skipif(jaxcoll.config.backend == "lax", reason="a test of the native engine")
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("devices", DEVICES)
+def test_scenario(devices: int, name: str):
+    problem = outcome(devices).problem(name)
+    assert problem is None, problem
