@@ -23,8 +23,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"jax {head['jax']}, Python {head['python']}.",
         "",
         "Times are medians in microseconds; ratios (lax / ours, above 1 ours is faster) are "
-        "medians of rounds in which all variants ran in turn. *chained* is the extra time for each call of "
-        "a longer chain in one program, *single* a whole program with one call.",
+        "medians of rounds in which all variants ran in turn. *chained* is the extra time for each "
+        "call of a longer chain in one program, *single* a whole program with one call.",
     ]
     for devices in sorted({row["devices"] for row in results["collectives"]}):
         lines += ["", f"## Collectives, {devices} devices", ""]

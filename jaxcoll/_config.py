@@ -116,7 +116,7 @@ class Config:
             raise TypeError(f"jaxcoll.config: strict: expected a bool, got {value!r}.")
         self._strict = value
 
-    def on_timeout(self, listener: Callable[[float | None], None]) -> None:
+    def _on_timeout(self, listener: Callable[[float | None], None]) -> None:
         """Calls `listener` with `timeout_s` now and at every change."""
         self._timeout_listeners.append(listener)
         listener(self._timeout_s)

@@ -24,7 +24,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
         reason = f"the native extension can't be loaded ({error})"
         logger.warning("jaxcoll: %s; collectives run on jax.lax.", reason)
         return None, reason
-    config.on_timeout(core.set_timeout)
+    config._on_timeout(core.set_timeout)
     return core, None
 
 
