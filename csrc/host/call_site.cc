@@ -161,9 +161,8 @@ std::string CallSite::Describe(std::size_t group, const Meeting::OpenCall& call,
     const std::int64_t device = member.device.load(std::memory_order_relaxed);
     std::string& list = call.arrived[r] ? came : missing;
     list += (list.empty() ? "" : ", ") + std::to_string(r);
-    if (device >= 0) {
-      list += " (device " + std::to_string(device) + ")";
-    }
+    list += device >= 0 ? " (device " + std::to_string(device) + ")"
+                        : " (partition " + std::to_string(groups_[group][r]) + ")";
   }
   return SiteText(id_) + ": waited " + Seconds(waited_ns) + " (the limit is " +
          Seconds(timeout_ns) + ") for rank " + missing + " of " +

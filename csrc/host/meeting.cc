@@ -35,7 +35,6 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks)
       num_helpers_(CountHelpers(site.work(), num_ranks, num_chunks_)),
       operands_(site.work().num_operands() * num_ranks),
       results_(site.work().num_results() * num_ranks),
-      key_{.run = 0, .iteration = -1},  // no call has this one
       ranks_(num_ranks),
       helpers_(num_helpers_) {
   for (Help& helper : helpers_) {
@@ -53,7 +52,8 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   Rank& me = ranks_[rank];
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!(key_ == key)) {
+    // Everybody came to a call that is done: the same key means a RunId that is used again.
+    if (state_ == State::kDone || !(key_ == key)) {
       if (state_ == State::kOpen || state_ == State::kMoving) {
         return {
             Answer::kFailed,
@@ -65,6 +65,7 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
       key_ = key;
       state_ = State::kOpen;
       opened_ns_ = now_ns;
+      met_ns_ = now_ns;
       num_arrived_ = 0;
       failure_ = nullptr;
       for (Rank& other : ranks_) {
@@ -81,6 +82,10 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     }
     me.arrived = true;
     me.resumption.entry = &entry;
+    // Ranks read the clock before they get here, not always in this order.
+    opened_ns_ = std::min(opened_ns_, now_ns);
+    met_ns_ = std::max(met_ns_, now_ns);
+    entry.Set(Moment::kOpened, opened_ns_);
     if (++num_arrived_ < num_ranks_) {
       me.resumption.waiter = factory.Make();
       me.waits = true;
@@ -90,13 +95,12 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   }
 
   // This is the last rank: everything below is its own until Finish or until chunks are handed out.
-  met_ns_ = now_ns;
   if (num_helpers_ == 0) {
     const Buffers buffers{operands_.data(), results_.data(), num_ranks_};
     for (std::size_t chunk = 0; chunk < num_chunks_; ++chunk) {
       site_.work().Run(chunk, buffers);
     }
-    Finish();
+    entry.Set(Moment::kResumed, Finish());
     return {Answer::kReady, nullptr};
   }
 
@@ -113,11 +117,12 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   }
   Runners::Get().Help(help);
   if (WorkOn(call)) {
-    Finish();
+    entry.Set(Moment::kResumed, Finish());
     return {Answer::kReady, nullptr};
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ == State::kDone) {
+    entry.Set(Moment::kResumed, NowNs());
     return {Answer::kReady, nullptr};
   }
   me.resumption.waiter = factory.Make();
@@ -145,7 +150,7 @@ bool Meeting::WorkOn(std::uint32_t call) {
   }
 }
 
-void Meeting::Finish() {
+std::int64_t Meeting::Finish() {
   const std::int64_t now_ns = NowNs();
   TaskList resumptions;
   {
@@ -159,6 +164,7 @@ void Meeting::Finish() {
     Collect(resumptions);
   }
   Runners::Get().Resume(resumptions, site_.pace());
+  return now_ns;
 }
 
 bool Meeting::IsOpen(OpenCall& call) {

@@ -130,8 +130,8 @@ class Meeting {
   /// Runs chunks of call number `call` until none is left to begin; true for the thread that
   /// finished the last one.
   bool WorkOn(std::uint32_t call);
-  /// Data is in place: closes the call and has all ranks resumed that wait.
-  void Finish();
+  /// Data is in place: closes the call and has all ranks resumed that wait. Returns the time.
+  std::int64_t Finish();
   void Collect(TaskList& resumptions);  // of the ranks that wait; requires mutex_
 
   CallSite& site_;
@@ -141,10 +141,11 @@ class Meeting {
   std::vector<const void*> operands_;
   std::vector<void*> results_;
 
-  std::mutex mutex_;  // guards the next six
+  std::mutex mutex_;  // guards the next seven
   State state_ = State::kDone;
   Key key_;
   std::int64_t opened_ns_ = 0;
+  std::int64_t met_ns_ = 0;
   std::size_t num_arrived_ = 0;
   std::vector<Rank> ranks_;
   std::shared_ptr<const Status> failure_;
@@ -153,8 +154,7 @@ class Meeting {
   // comes late, for a call that is over, can't take a chunk of the next one.
   std::atomic<std::uint64_t> next_chunk_{0};
   std::atomic<std::size_t> chunks_done_{0};
-  std::uint32_t call_ = 0;  // this and the next: written by the last rank to come, before it moves
-  std::int64_t met_ns_ = 0;
+  std::uint32_t call_ = 0;  // written by the last rank to come, before it moves
   std::vector<Help> helpers_;
 };
 
