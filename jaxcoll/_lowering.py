@@ -229,15 +229,16 @@ def _all_to_all(ctx: Context, x: Any, params: dict[str, Any], groups: Groups) ->
     return Call("all_to_all", params["axis_name"], groups, layout, [_typed_like(x, out.shape)])
 
 
-def _ppermute(ctx: Context, x: Any, params: dict[str, Any], groups: Groups) -> Call:
+def _ppermute(ctx: Context, x: Any, params: dict[str, Any], groups: Groups) -> Call | str:
     (aval,) = ctx.avals_in
+    if any(group != sorted(group) for group in groups):
+        # What an index then means depends on lax's version: let lax decide, or refuse.
+        return "the axes are not in the mesh's order"
     size = len(groups[0])
     sources = [-1] * size
     for source, target in params["perm"]:
         sources[target % size] = source % size
     layout = {"bytes": aval.size * aval.dtype.itemsize, "sources": sources}
-    # lax numbers the members of a group by their logical ids here, whatever the order of the axes.
-    groups = [sorted(group) for group in groups]
     return Call("ppermute", params["axis_name"], groups, layout, [x.type])
 
 

@@ -51,10 +51,8 @@ def type_of(value: Any) -> tuple[Any, ...]:
 def assert_same(actual: Any, expected: Any, *, rtol: float = 0.0) -> None:
     """Asserts that two trees of arrays have the same dtypes, shapes and values."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    leaves = zip(
-        *(jax.tree_util.tree_leaves_with_path(tree) for tree in (actual, expected)), strict=True
-    )
-    for (path, got), (_, want) in leaves:
+    leaves = jax.tree_util.tree_leaves_with_path(actual)
+    for (path, got), want in zip(leaves, jax.tree.leaves(expected), strict=True):
         where = f"result{jax.tree_util.keystr(path)}"
         got, want = np.asarray(got), np.asarray(want)
         assert (got.dtype, got.shape) == (want.dtype, want.shape), where

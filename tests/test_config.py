@@ -90,7 +90,7 @@ def test_a_wrong_timeout(value: Any):
 
 def test_listeners_hear_every_timeout():
     config, heard = Config({"JAXCOLL_TIMEOUT_S": "7"}), []
-    config.on_timeout(heard.append)
+    config._on_timeout(heard.append)
     config.timeout_s = 5
     config.timeout_s = None
     assert heard == [7.0, 5.0, None]
