@@ -104,4 +104,4 @@ def test_a_wrong_strict(value: Any):
 
 def test_a_misspelt_setting_is_an_error():
     with pytest.raises(AttributeError, match="timeout"):
-        jaxcoll.config.timeout = 5  # pyright: ignore
+        jaxcoll.config.timeout = 5

@@ -22,20 +22,20 @@ Case = tuple[str, Any, type[Exception], str]
 ARGUMENTS: list[Case] = [
     (
         "unknown_op",
-        lambda x: jaxcoll.all_reduce(x, "x", "maxx"),  # pyright: ignore
+        lambda x: jaxcoll.all_reduce(x, "x", "maxx"),
         ValueError,
         'all_reduce: op: expected one of "sum", "mean", "max", "min", "prod", "and", "or", got '
         "'maxx'. Did you mean \"max\"?",
     ),
     (
         "op_that_is_no_name",
-        lambda x: jaxcoll.all_reduce(x, "x", jnp.add),  # pyright: ignore
+        lambda x: jaxcoll.all_reduce(x, "x", jnp.add),
         ValueError,
         'all_reduce: op: expected one of "sum"',
     ),
     (
         "op_that_has_no_hash",
-        lambda x: jaxcoll.all_reduce(x, "x", ["sum"]),  # pyright: ignore
+        lambda x: jaxcoll.all_reduce(x, "x", ["sum"]),
         ValueError,
         'all_reduce: op: expected one of "sum", "mean", "max", "min", "prod", "and", "or", '
         "got ['sum']",
@@ -48,7 +48,7 @@ ARGUMENTS: list[Case] = [
     ),
     (
         "array_dimension_for_axis_name",
-        lambda x: jaxcoll.all_reduce(x, 0),  # pyright: ignore
+        lambda x: jaxcoll.all_reduce(x, 0),
         TypeError,
         "all_reduce(x, 0): axis_name: expected the name of a mesh axis or a tuple of names, got 0. "
         "To reduce over an array dimension, use jax.numpy.",
@@ -73,7 +73,7 @@ ARGUMENTS: list[Case] = [
     ),
     (
         "all_gather_axis_type",
-        lambda x: jaxcoll.all_gather(x, "x", axis="0"),  # pyright: ignore
+        lambda x: jaxcoll.all_gather(x, "x", axis="0"),
         TypeError,
         "all_gather(x, \"x\"): x: axis: expected an int, got '0'.",
     ),
@@ -145,7 +145,7 @@ ARGUMENTS: list[Case] = [
     ),
     (
         "perm_of_numbers",
-        lambda x: jaxcoll.ppermute(x, "x", [1, 2, 3, 0]),  # pyright: ignore
+        lambda x: jaxcoll.ppermute(x, "x", [1, 2, 3, 0]),
         ValueError,
         'ppermute(x, "x"): perm: expected pairs (source, target) of axis indices, got [1, 2, 3, '
         "0].",

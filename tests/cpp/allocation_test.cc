@@ -130,7 +130,7 @@ void TheCounterCounts(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
-  return RunTests({{"TheCounterCounts", TheCounterCounts},
-                   {"CallsAllocateNothing", CallsAllocateNothing}},
-                  argc, argv);
+  return RunTests(
+      {{"TheCounterCounts", TheCounterCounts}, {"CallsAllocateNothing", CallsAllocateNothing}},
+      argc, argv);
 }

@@ -79,9 +79,8 @@ void ADeadlineNamesWhoCameAndWhoDidNot(Context& context) {
   const std::int64_t run = FreshRuns() - 1000'000;  // negative, as half of XLA's are
   Errors errors;
   const std::int64_t start_ns = NowNs();
-  RunThreads(context, 2, [&](std::size_t i) {
-    Fails(*site, 4, /*rank=*/i == 0 ? 0 : 3, run, errors).Start();
-  });
+  RunThreads(context, 2,
+             [&](std::size_t i) { Fails(*site, 4, /*rank=*/i == 0 ? 0 : 3, run, errors).Start(); });
   const std::int64_t took_ns = NowNs() - start_ns;
   context.Expect(took_ns >= 100 * kMs, "not before the deadline");
   context.Expect(took_ns < 1000 * kMs, "soon after the deadline");
@@ -108,10 +107,11 @@ void ARankThatNeverCameHasAName(Context& context) {
       CallResult result = co_await stamped.Begin(s, /*logical_id=*/4, /*rank=*/1, FreshRuns(), 0);
       e.Add(std::move(result.error));
     }(*site, errors)
-                                       .Start();
+                                      .Start();
   });
   Contains(context, errors.texts().at(0), "arrived: rank 1 (device 104)");
-  Contains(context, errors.texts().at(0), "for rank 0 (partition 6), 2 (partition 2), 3 (partition 0)");
+  Contains(context, errors.texts().at(0),
+           "for rank 0 (partition 6), 2 (partition 2), 3 (partition 0)");
 }
 
 void ALateRankGetsTheSameErrorAndTouchesNothing(Context& context) {
@@ -141,6 +141,28 @@ void ALateRankIsTurnedAwayByTheMeetingItself(Context& context) {
   }
   RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 1, run, errors).Start(); });
   context.Expect(errors.texts()[0] == errors.texts()[1], "the late rank got the same text");
+}
+
+/// The failed one keeps its meeting until its last rank has been told.
+void TheNextRunMayBeginBeforeThat(Context& context) {
+  const Limit limit(20 * kMs);
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run, errors).Start(); });
+  Watchdog::Get().SetTimeout(kForever);
+  const std::int64_t others = FreshRuns();
+  for (std::int64_t i = 0; i < 100; ++i) {
+    Watchdog::Get().FailRun(others + i,
+                            std::make_shared<const Status>(Internal("another run's failure")));
+  }
+  RunThreads(context, 1, [&](std::size_t) {
+    Succeeds(*site, 2, 0, run + 1).Start();
+    Fails(*site, 2, 1, run, errors).Start();
+    Succeeds(*site, 2, 1, run + 1).Start();
+  });
+  context.Expect(errors.texts()[0] == errors.texts()[1],
+                 "the late rank got the same text: " + errors.texts()[1]);
 }
 
 void AFailureEndsTheOtherMeetingsOfItsRunAtOnce(Context& context) {
@@ -216,8 +238,7 @@ void TheNextRunWorks(Context& context) {
       if (i == 1) {
         RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 1, run, errors).Start(); });
       }
-      RunRanks(context, 2,
-               [&](std::size_t rank) { return Succeeds(*site, 2, rank, run + step); });
+      RunRanks(context, 2, [&](std::size_t rank) { return Succeeds(*site, 2, rank, run + step); });
     }
   }
 }
@@ -234,6 +255,29 @@ void AMoveInProgressIsNeverFailed(Context& context) {
       stamped.Verify(co_await stamped.Begin(*site, rank, rank, run, 0));
     });
   }
+}
+
+/// Whoever looked while it was open comes too late, and so does a deadline of another call.
+void OnlyTheOpenCallThatWasLookedAtFails(Context& context) {
+  const auto cause = std::make_shared<const Status>(Internal("a deadline"));
+  const std::int64_t run = FreshRuns() + 4;
+  const Key key{.run = run, .iteration = 0};
+  Meeting* meeting = nullptr;
+  auto work = std::make_unique<StampWork>();
+  work->in_chunk = [&](std::size_t) {
+    Check(!meeting->Fail(key, cause), "a meeting that moves can't fail");
+  };
+  const Site site = MakeSite(1, OneGroup(2), std::move(work));
+  meeting = site->Begin(0, 0, run - 4).meeting;  // where run `run` will meet, too
+  RunThreads(context, 1, [&](std::size_t) {
+    Succeeds(*site, 2, 0, run).Start();
+    Meeting::OpenCall call;
+    Check(meeting->IsOpen(call) && call.key == key, "it is open");
+    Check(!meeting->Fail({.run = run + 4, .iteration = 0}, cause), "for another run");
+    Check(!meeting->Fail({.run = run, .iteration = 2}, cause), "for another iteration");
+    Succeeds(*site, 2, 1, run).Start();
+  });
+  context.Expect(!meeting->Fail(key, cause), "a meeting that is done can't fail");
 }
 
 /// Not even by a failure elsewhere in its run: the buffers are being written.
@@ -282,8 +326,8 @@ std::int64_t MedianNsToFail(Context& context, CallSite& site, std::size_t num_ra
 
 void ANewLimitCountsForWaitsInProgress(Context& context) {
   const Site site = MakeSite(1, OneGroup(2), IdleWork());
-  const std::int64_t took_ns = MedianNsToFail(
-      context, *site, 2, [](std::int64_t) { Watchdog::Get().SetTimeout(10 * kMs); });
+  const std::int64_t took_ns =
+      MedianNsToFail(context, *site, 2, [](std::int64_t) { Watchdog::Get().SetTimeout(10 * kMs); });
   context.Expect(took_ns < 120 * kMs, std::to_string(took_ns / kMs) + " ms");
 }
 
@@ -319,12 +363,13 @@ void GroupsFailForThemselves(Context& context) {
       Stamped stamped(2);
       stamped.Verify(co_await stamped.Begin(s, 1, 1, r, 0));
     }(*site, run)
-                                            .Start();
+                                           .Start();
   });
   context.Expect(errors.texts().size() == 1, "one group failed");
 }
 
-/// Deadlines, late ranks and last ranks all at once: either all ranks of a call succeed or all fail.
+/// Deadlines, late ranks and last ranks all at once: either all ranks of a call succeed or all
+/// fail.
 void AllRanksAgree(Context& context) {
   const Limit limit(6 * kMs);
   constexpr std::size_t kRanks = 3;
@@ -365,7 +410,9 @@ int main(int argc, char** argv) {
        {"ALateRankIsTurnedAwayByTheMeetingItself", ALateRankIsTurnedAwayByTheMeetingItself},
        {"AFailureEndsTheOtherMeetingsOfItsRunAtOnce", AFailureEndsTheOtherMeetingsOfItsRunAtOnce},
        {"ADeadlineIsTheCauseOfItsRun", ADeadlineIsTheCauseOfItsRun},
+       {"TheNextRunMayBeginBeforeThat", TheNextRunMayBeginBeforeThat},
        {"TheNextRunWorks", TheNextRunWorks},
+       {"OnlyTheOpenCallThatWasLookedAtFails", OnlyTheOpenCallThatWasLookedAtFails},
        {"AMoveInProgressIsNeverFailed", AMoveInProgressIsNeverFailed},
        {"AMoveInProgressOutlivesItsRun", AMoveInProgressOutlivesItsRun},
        {"ANewLimitCountsForWaitsInProgress", ANewLimitCountsForWaitsInProgress},

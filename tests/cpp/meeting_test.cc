@@ -8,6 +8,7 @@
 #include <utility>  // std::move
 #include <vector>   // std::vector
 
+#include "core/clock.h"
 #include "host/call_site.h"
 #include "ranks.h"
 #include "testing.h"
@@ -39,8 +40,9 @@ void RunsMeetTheirOwn(Context& context) {
   for (const std::size_t p : kNumRanks) {
     const Site site = MakeSite(1, OneGroup(p), std::make_unique<StampWork>());
     const std::int64_t base = FreshRuns();
-    for (const std::int64_t run : {base, base + 1, base + 2, base + 4, -base - 3, -base - 1, kLowest,
-                                   kLowest + 1, std::numeric_limits<std::int64_t>::max()}) {
+    for (const std::int64_t run :
+         {base, base + 1, base + 2, base + 4, -base - 3, -base - 1, kLowest, kLowest + 1,
+          std::numeric_limits<std::int64_t>::max()}) {
       RunRanks(context, p, [&](std::size_t rank) { return Repeat(*site, p, rank, run, 3); });
     }
   }
@@ -56,9 +58,8 @@ void RunIdsMayRepeat(Context& context) {
   for (const std::int64_t run : {7, 8, 7, 9, 7, 7, 8, 8, 7, 9}) {
     iteration = run == before ? iteration + 1 : 0;  // the count goes on where the same id follows
     before = run;
-    RunRanks(context, p, [&](std::size_t rank) {
-      return Repeat(*site, p, rank, base + run, 1, iteration);
-    });
+    RunRanks(context, p,
+             [&](std::size_t rank) { return Repeat(*site, p, rank, base + run, 1, iteration); });
   }
 }
 
@@ -193,17 +194,38 @@ void HelpersFinishBeforeAnybodyGoesOn(Context& context) {
   }
 }
 
-/// Many short calls with helpers that come late, when the next call is under way.
-void LateHelpersDoNoHarm(Context& context) {
-  constexpr std::size_t kChunks = 3;
-  for (const std::size_t p : kNumRanks) {
-    const Site site =
-        MakeSite(1, OneGroup(p), std::make_unique<StampWork>(kChunks, std::size_t{1} << 20));
-    const std::int64_t run = FreshRuns();
-    RunRanks(context, p, [&](std::size_t rank) {
-      return Repeat(*site, p, rank, run, /*iterations=*/1000, /*first=*/0, kChunks);
-    });
+/// Several threads take chunks of one call as fast as they can, and helpers come late, when the next
+/// call is under way.
+void EveryChunkRunsOnce(Context& context) {
+  for (const std::size_t num_chunks : {3, 100}) {
+    for (const std::size_t p : kNumRanks) {
+      auto work = std::make_unique<StampWork>(num_chunks, std::size_t{1} << 20);
+      if (num_chunks > 3) {
+        work->in_chunk = [](std::size_t) {
+          const std::int64_t end_ns = NowNs() + 300;  // long enough, in all, for a helper to come
+          while (NowNs() < end_ns) {
+          }
+        };
+      }
+      const Site site = MakeSite(1, OneGroup(p), std::move(work));
+      const std::int64_t run = FreshRuns();
+      RunRanks(context, p, [&](std::size_t rank) {
+        return Repeat(*site, p, rank, run, /*iterations=*/600, /*first=*/0, num_chunks);
+      });
+    }
   }
+}
+
+/// A rank that needs nobody ends its call, and its program, before the runner has woken up.
+void ASiteMayEndBeforeItsHelpersCome(Context& context) {
+  const std::int64_t base = FreshRuns();
+  RunThreads(context, 1, [&](std::size_t) {
+    for (std::int64_t i = 0; i < 1000; ++i) {
+      const Site site =
+          MakeSite(1, OneGroup(1), std::make_unique<StampWork>(2, std::size_t{1} << 20));
+      Repeat(*site, /*num_ranks=*/1, /*rank=*/0, base + i, 1, 0, /*num_chunks=*/2).Start();
+    }
+  });
 }
 
 /// The program that goes on last frees the site while a helper may still be on its way.
@@ -254,7 +276,8 @@ int main(int argc, char** argv) {
                    {"GroupsCountForThemselves", GroupsCountForThemselves},
                    {"StrangersAreTurnedAway", StrangersAreTurnedAway},
                    {"HelpersFinishBeforeAnybodyGoesOn", HelpersFinishBeforeAnybodyGoesOn},
-                   {"LateHelpersDoNoHarm", LateHelpersDoNoHarm},
+                   {"EveryChunkRunsOnce", EveryChunkRunsOnce},
+                   {"ASiteMayEndBeforeItsHelpersCome", ASiteMayEndBeforeItsHelpersCome},
                    {"ASiteEndsWithItsProgram", ASiteEndsWithItsProgram},
                    {"OverlappingExecutionsAreRefused", OverlappingExecutionsAreRefused}},
                   argc, argv);

@@ -215,8 +215,8 @@ class Call {
   CallResult result_;
 };
 
-/// Runs body(0) to body(n - 1), each on a thread of its own, and waits for them and for all programs
-/// that they started.
+/// Runs body(0) to body(n - 1), each on a thread of its own, and waits for them and for all
+/// programs that they started.
 inline void RunThreads(Context& context, std::size_t n,
                        const std::function<void(std::size_t)>& body) {
   std::vector<std::thread> threads;
@@ -247,11 +247,10 @@ inline std::int64_t FreshRuns() {
   return next.fetch_add(1000, std::memory_order_relaxed);
 }
 
-inline void SleepMs(std::int64_t ms) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-}
+inline void SleepMs(std::int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-// ---- Call sites ----------------------------------------------------------------------------------
+// ---- Call sites
+// ----------------------------------------------------------------------------------
 
 struct Release {
   void operator()(CallSite* site) const { site->Unref(); }

@@ -107,7 +107,8 @@ void ACallReachesItsMomentsInOrder(Context& context) {
       RunRanks(context, p, [&](std::size_t rank) -> Program {
         Stamped stamped(p, 4);
         for (std::size_t i = 0; i < kIterations; ++i) {
-          stamped.Verify(co_await stamped.Begin(*site, rank, rank, run, static_cast<std::int64_t>(i)));
+          stamped.Verify(
+              co_await stamped.Begin(*site, rank, rank, run, static_cast<std::int64_t>(i)));
         }
       });
       std::size_t found = 0;
@@ -135,7 +136,8 @@ void ACallReachesItsMomentsInOrder(Context& context) {
   }
 }
 
-/// A call that waits shows since when its meeting is open: what the diagnosis of a hang starts from.
+/// A call that waits shows since when its meeting is open: what the diagnosis of a hang starts
+/// from.
 void AWaitingCallShowsThatItsMeetingIsOpen(Context& context) {
   const Site site = MakeSite(950, OneGroup(2), std::make_unique<StampWork>());
   const std::int64_t run = FreshRuns();
@@ -163,10 +165,11 @@ void AWaitingCallShowsThatItsMeetingIsOpen(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
-  return RunTests({{"TheRingKeepsTheLatest", TheRingKeepsTheLatest},
-                   {"DevicesHaveRingsOfTheirOwn", DevicesHaveRingsOfTheirOwn},
-                   {"SnapshotsAreConsistent", SnapshotsAreConsistent},
-                   {"ACallReachesItsMomentsInOrder", ACallReachesItsMomentsInOrder},
-                   {"AWaitingCallShowsThatItsMeetingIsOpen", AWaitingCallShowsThatItsMeetingIsOpen}},
-                  argc, argv);
+  return RunTests(
+      {{"TheRingKeepsTheLatest", TheRingKeepsTheLatest},
+       {"DevicesHaveRingsOfTheirOwn", DevicesHaveRingsOfTheirOwn},
+       {"SnapshotsAreConsistent", SnapshotsAreConsistent},
+       {"ACallReachesItsMomentsInOrder", ACallReachesItsMomentsInOrder},
+       {"AWaitingCallShowsThatItsMeetingIsOpen", AWaitingCallShowsThatItsMeetingIsOpen}},
+      argc, argv);
 }

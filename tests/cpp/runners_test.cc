@@ -1,11 +1,12 @@
 // tests/cpp/runners_test.cc: where programs resume: what may block, what must not, and how many
 // threads that takes.
-#include <algorithm>   // std::max
 #include <atomic>      // std::atomic
 #include <barrier>     // std::barrier
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t
+#include <deque>       // std::deque
 #include <filesystem>  // std::filesystem::directory_iterator
+#include <latch>       // std::latch
 #include <memory>      // std::make_unique
 #include <string>      // std::string
 #include <thread>      // std::this_thread
@@ -69,7 +70,8 @@ void AChainMayEndInABlockingCall(Context& context) {
   }
 }
 
-/// More blocked programs than runners were reserved: several parts of each device's program at once.
+/// More blocked programs than runners were reserved: several parts of each device's program at
+/// once.
 void ManyProgramsMayBlockAtOnce(Context& context) {
   constexpr std::size_t kParts = 6;
   const std::size_t p = 8;
@@ -98,7 +100,7 @@ void ManyProgramsMayBlockAtOnce(Context& context) {
           }
         }
       }(*sites[s], rank, run, everybody)
-                                                                                        .Start();
+                                                                                   .Start();
     }
   });
 }
@@ -125,8 +127,58 @@ void ThreadsAreBounded(Context& context) {
     blocking_run();
   }
   const std::size_t after = CountThreads();
-  context.Expect(after <= before + p, std::to_string(before) + " threads became " +
-                                          std::to_string(after));
+  context.Expect(after <= before + p,
+                 std::to_string(before) + " threads became " + std::to_string(after));
+}
+
+/// Two tasks of the queue itself, without a meeting; the first blocks until the second has run.
+struct Pair {
+  class First final : public Task {
+   public:
+    explicit First(Pair& pair) : pair_(pair) {}
+    void Run() override {
+      pair_.second_ran.wait();
+      Shared::Get().Add(-1);
+    }
+
+   private:
+    Pair& pair_;
+  };
+
+  class Second final : public Task {
+   public:
+    explicit Second(Pair& pair) : pair_(pair) {}
+    void Run() override { pair_.second_ran.count_down(); }
+
+   private:
+    Pair& pair_;
+  };
+
+  std::latch second_ran{1};
+  First first{*this};
+  Second second{*this};
+  Pace first_pace;
+  Pace second_pace;
+};
+
+/// A program that blocks until another has gone on, which is queued at about the same time: whatever
+/// the runners are doing in between, somebody must see that the second one stands there.
+void AProgramMayBlockOnALaterOne(Context& context) {
+  static auto* const pairs = new std::deque<Pair>();  // runners come back to them for a moment
+  for (int i = 0; i < 400; ++i) {
+    Pair& pair = pairs->emplace_back();
+    RunThreads(context, 1, [&pair, i](std::size_t) {
+      Shared::Get().Add(1);
+      TaskList first;
+      first.Append(pair.first);
+      TaskList second;
+      second.Append(pair.second);
+      Runners::Get().Resume(first, pair.first_pace);
+      SpinUs(i % 4 == 0 ? 0 : i / 4);
+      Runners::Get().Resume(second, pair.second_pace);
+    });
+    SpinUs(i % 2 == 0 ? 0 : 3000);  // until the standby sleeps
+  }
 }
 
 /// One device's program is long after the call, the others' are short: they must not wait for it.
@@ -209,6 +261,7 @@ int main(int argc, char** argv) {
   return RunTests({{"ContinuationsMayBlockOnEachOther", ContinuationsMayBlockOnEachOther},
                    {"AChainMayEndInABlockingCall", AChainMayEndInABlockingCall},
                    {"ManyProgramsMayBlockAtOnce", ManyProgramsMayBlockAtOnce},
+                   {"AProgramMayBlockOnALaterOne", AProgramMayBlockOnALaterOne},
                    {"ThreadsAreBounded", ThreadsAreBounded},
                    {"ALongContinuationHoldsUpNobody", ALongContinuationHoldsUpNobody},
                    {"ProgramsResumeWithDenormalsFlushed", ProgramsResumeWithDenormalsFlushed},

@@ -7,7 +7,7 @@
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t, std::uint64_t
 #include <cstdio>   // std::printf
-#include <cstdlib>  // std::getenv, std::atof
+#include <cstdlib>  // std::getenv, std::strtod
 #include <memory>   // std::make_unique, std::shared_ptr
 #include <random>   // std::mt19937_64
 #include <string>   // std::to_string
@@ -29,7 +29,7 @@ std::size_t Below(Random& random, std::size_t n) { return random() % n; }
 
 double StressSeconds() {
   const char* const text = std::getenv("JAXCOLL_STRESS_S");  // NOLINT(concurrency-mt-unsafe)
-  return text == nullptr ? 3.0 : std::atof(text);
+  return text == nullptr ? 3.0 : std::strtod(text, nullptr);
 }
 
 /// A site of the drawn program, and where each device stands in it.
@@ -191,14 +191,14 @@ void RanksThatComeLate(Context& context) {
               Check(stamped.untouched(), "a call that failed has touched the result");
             }
           }(*sites[s], p, rank, run, succeeded[s])
-                                                          .Start();
+                                                  .Start();
         }
       });
       bool failed = false;
       for (const auto& ok : succeeded) {
         context.Expect(ok.load() == 0 || ok.load() == p, "seed " + std::to_string(seed) + ": " +
-                                                              std::to_string(ok.load()) + " of " +
-                                                              std::to_string(p) + " succeeded");
+                                                             std::to_string(ok.load()) + " of " +
+                                                             std::to_string(p) + " succeeded");
         failed = failed || ok.load() == 0;
       }
       failed_runs += failed ? 1 : 0;
@@ -214,7 +214,7 @@ void RanksThatComeLate(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
-  return RunTests({{"ProgramsDrawnByChance", ProgramsDrawnByChance},
-                   {"RanksThatComeLate", RanksThatComeLate}},
-                  argc, argv);
+  return RunTests(
+      {{"ProgramsDrawnByChance", ProgramsDrawnByChance}, {"RanksThatComeLate", RanksThatComeLate}},
+      argc, argv);
 }

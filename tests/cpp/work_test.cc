@@ -8,7 +8,6 @@
 #include <numeric>    // std::iota
 #include <random>     // std::mt19937_64
 #include <string>     // std::string, std::to_string
-#include <utility>    // std::move
 #include <vector>     // std::vector
 
 #include "core/types.h"
@@ -65,7 +64,8 @@ class Ranks {
     return before_[i * num_ranks_ + r].data() + kGuard;
   }
 
-  /// Runs all chunks and compares every result with `expected(i, r)`, and all else with what it was.
+  /// Runs all chunks and compares every result with `expected(i, r)`, and all else with what it
+  /// was.
   template <typename Expected>
   void RunAndCheck(Context& context, const std::string& what, Expected expected) {
     std::vector<const void*> operand_pointers;
@@ -138,7 +138,8 @@ Bytes Sum(DType dtype, const std::vector<const Byte*>& operands, std::size_t cou
   }
 }
 
-// ---- Slabs ---------------------------------------------------------------------------------------
+// ---- Slabs
+// ---------------------------------------------------------------------------------------
 
 void PiecesCoverEveryUnitOnce(Context& context) {
   for (const std::size_t rows : {0, 1, 2, 3, 7, 64}) {
@@ -161,16 +162,17 @@ void PiecesCoverEveryUnitOnce(Context& context) {
           return std::to_string(rows) + " rows of " + std::to_string(row_length) + ", target " +
                  std::to_string(target);
         };
-        context.Expect(std::count(seen.begin(), seen.end(), 1) ==
-                           static_cast<std::ptrdiff_t>(seen.size()),
-                       what);
+        context.Expect(
+            std::count(seen.begin(), seen.end(), 1) == static_cast<std::ptrdiff_t>(seen.size()),
+            what);
         context.Expect(sizes, [&] { return what() + ": a piece is empty or too long"; });
       }
     }
   }
 }
 
-// ---- Reductions ----------------------------------------------------------------------------------
+// ---- Reductions
+// ----------------------------------------------------------------------------------
 
 struct LeafSize {
   DType dtype;
@@ -222,15 +224,8 @@ void AllReduceOfTrees(Context& context) {
 }
 
 void ReduceScatterOfSlabs(Context& context) {
-  const std::array<std::array<std::size_t, 2>, 9> sizes{{{1, 1},
-                                                         {1, 0},
-                                                         {0, 5},
-                                                         {1, 1000},
-                                                         {7, 3},
-                                                         {5000, 5},
-                                                         {3, 8191},
-                                                         {2, 8192},
-                                                         {1, 20001}}};
+  const std::array<std::array<std::size_t, 2>, 9> sizes{
+      {{1, 1}, {1, 0}, {0, 5}, {1, 1000}, {7, 3}, {5000, 5}, {3, 8191}, {2, 8192}, {1, 20001}}};
   for (const DType dtype : {DType::kI8, DType::kI64}) {
     for (const auto& [outer, inner] : sizes) {
       for (const std::size_t p : kNumRanks) {
@@ -258,7 +253,8 @@ void ReduceScatterOfSlabs(Context& context) {
   }
 }
 
-// ---- Copies --------------------------------------------------------------------------------------
+// ---- Copies
+// --------------------------------------------------------------------------------------
 
 /// As host/copy_work.h writes it down, one run of bytes at a time.
 void CheckExchange(Context& context, const std::string& what, const ExchangeLayout& layout,
@@ -271,7 +267,7 @@ void CheckExchange(Context& context, const std::string& what, const ExchangeLayo
       for (std::size_t i = 0; i < layout.rows; ++i) {
         for (std::size_t j = 0; j < layout.columns; ++j) {
           const Byte* const from = ranks.Operand(0, source) + target * layout.from_block +
-                                        i * layout.from_row + j * layout.from_column;
+                                   i * layout.from_row + j * layout.from_column;
           const std::size_t to =
               source * layout.to_block + i * layout.to_row + j * layout.to_column;
           std::copy(from, from + layout.bytes, result.begin() + static_cast<std::ptrdiff_t>(to));
@@ -297,8 +293,7 @@ void AllGathers(Context& context) {
                                                             {1, 131073},
                                                             {2, 140000}}};
     for (const auto& [outer, inner] : sizes) {
-      CheckExchange(context,
-                    "all_gather " + std::to_string(outer) + ", " + std::to_string(inner),
+      CheckExchange(context, "all_gather " + std::to_string(outer) + ", " + std::to_string(inner),
                     {.rows = 1,
                      .columns = outer,
                      .bytes = inner,
@@ -374,8 +369,7 @@ void Permutes(Context& context) {
           holes[r] = p - 1 - r;
         }
       }
-      for (const auto& source_of :
-           {ring, holes, std::vector<std::size_t>(p, PermuteWork::kNone)}) {
+      for (const auto& source_of : {ring, holes, std::vector<std::size_t>(p, PermuteWork::kNone)}) {
         const PermuteWork work(source_of, bytes);
         Ranks ranks(work, p, /*in_place=*/false);
         ranks.RunAndCheck(context, "ppermute of " + std::to_string(bytes) + " bytes",

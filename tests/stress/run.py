@@ -50,7 +50,13 @@ class Outcome:
 
 
 def run_scenarios(
-    names: Sequence[str], *, devices: int, seed: int, rounds: int, limit_s: float, hard_limit_s: float
+    names: Sequence[str],
+    *,
+    devices: int,
+    seed: int,
+    rounds: int,
+    limit_s: float,
+    hard_limit_s: float,
 ) -> Outcome:
     """Runs scenarios in a process; kills it after `hard_limit_s`."""
     environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
@@ -75,7 +81,7 @@ def run_scenarios(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="scenario", help="all, without any")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)

@@ -75,7 +75,8 @@ def check_equal(what: str, got: Tree, expected: Tree) -> None:
     for i, (g, e) in enumerate(zip(got_leaves, expected_leaves, strict=True)):
         g, e = np.asarray(g), np.asarray(e)
         wrong = np.argwhere(g != e)
-        assert g.shape == e.shape and len(wrong) == 0, (
+        assert g.shape == e.shape, f"{what}: leaf {i}: expected shape {e.shape}, got {g.shape}"
+        assert len(wrong) == 0, (
             f"{what}: leaf {i}: {len(wrong)} of {g.size} elements are wrong, the first at "
             f"{tuple(wrong[0])}: expected {e[tuple(wrong[0])]}, got {g[tuple(wrong[0])]}"
         )
@@ -197,9 +198,7 @@ def independent(world: World) -> None:
         return jax.tree.map(lambda y: y[None], (outs, carry, ys))
 
     for length in (3, 5000):
-        check_against_lax(
-            world, body, world.integers(world.size, length), times=10 * world.rounds
-        )
+        check_against_lax(world, body, world.integers(world.size, length), times=10 * world.rounds)
 
 
 @scenario
@@ -655,7 +654,7 @@ def one_of_many_fails(world: World) -> None:
                 try:
                     got = np.asarray(result)
                 except jax.errors.JaxRuntimeError as error:
-                    assert i == bad_step, f"step {i} failed: {error}"
+                    assert i == bad_step, f"step {i} failed: {error}"  # noqa: PT017
                     _check_error(str(error), ("jaxcoll.CollectiveError: ", "for rank 0 (device 0)"))
                 else:
                     assert i != bad_step, "the late rank's step succeeded"
