@@ -5,12 +5,14 @@ once, and where one is missing all collectives run on lax, with that reason logg
 """
 
 import functools as ft
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 from jax.extend.core import Primitive
+from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import mlir
 
 # ---- Axes ----------------------------------------------------------------------------------------
@@ -133,10 +135,17 @@ def source_line(ctx: mlir.LoweringRuleContext) -> str:
     """Returns the user's `file:line (function)` of the equation, or "unknown line"."""
     from jax._src import source_info_util
 
+    _hide_own_frames()
     frame = source_info_util.user_frame(ctx.traceback)
     if frame is None:
         return "unknown line"
     return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+
+@ft.cache
+def _hide_own_frames() -> None:
+    """Makes JAX take our callers' lines for the user's, not ours."""
+    register_exclusion(os.path.join(os.path.dirname(__file__), "collectives"))
 
 
 @ft.cache

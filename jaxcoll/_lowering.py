@@ -136,7 +136,7 @@ def _emit(ctx: Context, call: Call, operands: Sequence[ir.Value]) -> Sequence[ir
     if token is None:
         token = stablehlo.create_token()
 
-    types = ", ".join(str(operand.type) for operand in operands[:4])
+    types = ", ".join(_type_text(operand.type) for operand in operands[:4])
     types += f" and {len(operands) - 4} more" if len(operands) > 4 else ""
     site = _site_id(_compat.module_name(ctx), position, call, types)
     axes = ", ".join(f'"{axis}"' for axis in call.axes)
@@ -168,6 +168,12 @@ def _emit(ctx: Context, call: Call, operands: Sequence[ir.Value]) -> Sequence[ir
     )
     tokens[block] = custom_call.results[0]
     return list(custom_call.results)[1:]
+
+
+def _type_text(tensor: ir.Type) -> str:
+    """Returns a type as in f32[8,128]."""
+    ranked = ir.RankedTensorType(tensor)
+    return f"{ranked.element_type}[{','.join(map(str, ranked.shape))}]"
 
 
 def _attribute(value: int | Sequence[int]) -> ir.Attribute:

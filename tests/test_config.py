@@ -88,14 +88,6 @@ def test_a_wrong_timeout(value: Any):
     assert config.timeout_s == 300.0
 
 
-def test_listeners_hear_every_timeout():
-    config, heard = Config({"JAXCOLL_TIMEOUT_S": "7"}), []
-    config._on_timeout(heard.append)
-    config.timeout_s = 5
-    config.timeout_s = None
-    assert heard == [7.0, 5.0, None]
-
-
 @pytest.mark.parametrize("value", ["yes", 1, None], ids=str)
 def test_a_wrong_strict(value: Any):
     with pytest.raises(TypeError, match=rf"jaxcoll.config: strict: expected a bool, got {value!r}"):

@@ -51,14 +51,17 @@ def test_over_two_axes_in_either_order(
 
 
 def test_a_permutation_in_another_order_of_axes_is_what_lax_makes_of_it():
-    def permute() -> None:
-        assert_conforms(BY_NAME["ppermute_ring"], lambda f, x: f(x), mesh(2, 4), axis=("y", "x"))
-
-    if hasattr(jax, "raise_on_ppermute_sort_diff"):
+    """It counts along the mesh, not along the tuple; newer versions refuse."""
+    op = BY_NAME["ppermute_ring"]
+    ours, twin = (jax.jit(mapped(f, mesh(2, 4))) for f in op.over(("y", "x")).values())
+    xs = blocks(op, 8)
+    try:
+        expected = twin(xs)
+    except RuntimeError:
         with pytest.raises(RuntimeError, match="same order"):
-            permute()
+            ours(xs)
     else:
-        permute()
+        assert_same(ours(xs), expected)
 
 
 @pytest.mark.product(op=OPS, axis=["x", ("y",)], sizes=[(2, 4), (2, 3)], check_vma=(True, False))
@@ -86,6 +89,24 @@ def test_over_two_of_three_axes():
         device = 4 * x + 2 * y + z
         assert_same(over(("z", "x"))[device], cube[:, y, :].swapaxes(0, 1).reshape(4, 2))
         assert_same(over(("x", "z"))[device], cube[:, y, :].reshape(4, 2))
+
+
+@pytest.mark.parametrize("axes", [("x", "y"), ("y", "x"), ("x", "batch"), ("batch", "x")], ids=str)
+def test_every_root_of_two_axes(axes: tuple[str, str]):
+    xs = np.arange(6)
+    check_vma = "batch" not in axes
+
+    def from_each_root(x: Any) -> Any:
+        return [jaxcoll.broadcast(x, axes, root=root) for root in range(6)]
+
+    if check_vma:
+        f, stacked = mapped(from_each_root, mesh(2, 3)), on_mesh(xs, axes, (2, 3))
+    else:
+        over_batch = jax.vmap(from_each_root, axis_name="batch")
+        f = mapped(over_batch, mesh(2), check_vma=False)
+        stacked = xs.reshape(2, 3) if axes[0] == "x" else xs.reshape(3, 2).T
+    for root, y in enumerate(jax.jit(f)(stacked)):
+        assert_same(y, np.full(stacked.shape, root))
 
 
 GROUPS = {

@@ -144,6 +144,7 @@ def test_a_replicated_operand_is_logged(op: Op, caplog: pytest.LogCaptureFixture
 def test_a_replicated_operand_is_counted_once_for_each_rank():
     f, x = on_replicated(FUNCTIONS["all_reduce_sum"])
     assert_same(jax.jit(f)(x), 2 * x)
+    assert_same(jax.jit(jax.grad(lambda x: f(x).sum()))(x), np.full_like(x, 2))
 
 
 @pytest.mark.parametrize("op", VARYING, ids=lambda op: op.name)

@@ -86,6 +86,18 @@ def test_half_precision_sums_over_a_vmapped_axis_are_rounded_once(dtype: np.dtyp
     assert_same(jax.jit(f)(np.array(terms, dtype)), np.full(4, total, dtype))
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_half_precision_sums_over_mesh_and_vmap_are_rounded_once(dtype: np.dtype):
+    terms, total = TINY_STEPS[dtype]
+
+    def f(x: Any) -> Any:
+        over_both = lambda x: jaxcoll.all_reduce(x, ("x", "batch"))  # noqa: E731
+        return jax.vmap(over_both, axis_name="batch")(x)
+
+    xs = np.array(terms, dtype).reshape(2, 2)
+    assert_same(jax.jit(mapped(f, mesh(2), check_vma=False))(xs), np.full((2, 2), total, dtype))
+
+
 @pytest.mark.parametrize("backend", ["auto", "lax"])
 def test_half_precision_means_do_not_overflow(backend: Any):
     xs = np.full((4, 4), 60000, np.float16)

@@ -64,6 +64,16 @@ def test_a_tree_is_one_native_call(check_vma: bool):
     assert count.calls == 4 * auto_is_native()
 
 
+def test_a_tree_is_reduced_in_place():
+    if not auto_is_native():
+        pytest.skip("a matter of the native call")
+    tree = many_dtypes(4)
+    text = (
+        jax.jit(mapped(lambda tree: jaxcoll.all_reduce(tree, "x"), mesh(4))).lower(tree).as_text()
+    )
+    assert text.count("output_operand_alias<") == len(jax.tree.leaves(tree))
+
+
 @pytest.mark.parametrize("derivative", ["grad", "vmap", "remat"])
 def test_a_tree_stays_one_native_call(derivative: str):
     tree = {"a": np.ones((4, 3)), "b": np.ones((4, 2, 2)), "c": np.ones(4)}

@@ -18,6 +18,7 @@ import random
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
-from jaxcoll import _native
+from jaxcoll import _lowering, _native
 
 Tree = Any
 
@@ -220,6 +221,82 @@ def clones(world: World) -> None:
         return jax.tree.map(lambda y: y[None], (chain, beside, looped))
 
     check_against_lax(world, body, world.integers(world.size, 600), times=15 * world.rounds)
+
+
+@contextlib.contextmanager
+def without_order() -> Iterator[None]:
+    """Lowers native calls without tokens, and without results that share memory.
+
+    XLA then starts them in any order, another one on each device: the order that tokens give must
+    only ever be a convenience.
+    """
+    ir, compat = _lowering.ir, _lowering._compat
+    stablehlo, module_memory, custom_call = (
+        _lowering.stablehlo,
+        compat.module_memory,
+        compat.custom_call,
+    )
+
+    class Forgetful(dict[Any, Any]):
+        def get(self, *_: Any) -> None:
+            return None
+
+    def memory(ctx: Any) -> Any:
+        found = module_memory(ctx)
+        found["tokens"] = Forgetful()
+        return found
+
+    def number() -> Any:
+        return stablehlo.constant(ir.DenseElementsAttr.get(np.zeros((), np.uint32)))
+
+    def call(target: str, **arguments: Any) -> Any:
+        """Lets the first result, which the engine does not touch, be the first operand's memory."""
+        arguments["result_types"][0] = arguments["operands"][2].type
+        arguments["result_layouts"][0] = arguments["operand_layouts"][2]
+        arguments["operand_output_aliases"] = {2: 0}
+        return custom_call(target, **arguments)
+
+    compat.module_memory, compat.custom_call = memory, call
+    _lowering.stablehlo = types.SimpleNamespace(
+        create_token=number, partition_id=stablehlo.partition_id
+    )
+    try:
+        yield
+    finally:
+        compat.module_memory, compat.custom_call = module_memory, custom_call
+        _lowering.stablehlo = stablehlo
+
+
+@scenario
+def unordered(world: World) -> None:
+    """Equal calls, clones and loops that start in any order: who meets whom must not depend on it."""
+
+    @jax.jit
+    def inner(x: jax.Array) -> jax.Array:
+        return jaxcoll.all_reduce(jaxcoll.all_reduce(x, "x") - 7, "x")
+
+    def chain(x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jaxcoll.all_reduce(x, "x")
+        return x
+
+    def body(x: jax.Array) -> Tree:
+        x = x[0]
+        chains = [chain(x + i) for i in range(6)]
+        copies = [inner(x - i) for i in range(6)]
+        loops = [lax.fori_loop(0, 3, lambda _, c: inner(c) % 997, x * i) for i in range(3)]
+        theirs = [jaxcoll.all_gather(lax.psum(x * i, "x"), "x") for i in range(2)]
+        return jax.tree.map(lambda y: y[None], (chains, copies, loops, theirs))
+
+    before = {record[0]: record[1] for record in _native.records()}
+    with without_order():
+        check_against_lax(world, body, world.integers(world.size, 600), times=20 * world.rounds)
+    orders: dict[int, dict[int, list[int]]] = {}
+    for device, sequence, site, run, *_ in _native.records():
+        if sequence > before.get(device, 0):
+            orders.setdefault(run, {}).setdefault(device, []).append(site)
+    mixed_up = sum(len({tuple(order) for order in run.values()}) > 1 for run in orders.values())
+    assert mixed_up > 0, "no run had another order on another device: this tests nothing"
 
 
 @scenario
