@@ -34,6 +34,10 @@ _MARK = "jaxcoll"
 # csrc/host/work.h, kMaxRanks: the engine keeps a pointer for each rank on the stack.
 _MAX_GROUP = 256
 
+# Where "auto" takes lax although native can serve: only copies, which give the same bits, and only
+# where benchmarks/results show native behind.
+_LAX_FROM_BYTES = {"ppermute": 4 << 20}
+
 Context = mlir.LoweringRuleContext
 Groups = list[list[int]]
 
@@ -315,6 +319,10 @@ def _replace_rule(op: str, primitive: Primitive) -> None:
         def make_call(groups: Groups) -> Call | str:
             if not isinstance(aval.dtype, np.dtype) or not _is_whole_bytes(aval.dtype):
                 return f"dtype {aval.dtype} is not supported"
+            if backend == "auto" and aval.size * aval.dtype.itemsize >= _LAX_FROM_BYTES.get(
+                op, math.inf
+            ):
+                return f"lax is faster from {_LAX_FROM_BYTES[op]} bytes on"
             return _LAX_CALLS[op](ctx, x, {**params, "axis_name": axes}, groups)
 
         if len(axes) == 0:

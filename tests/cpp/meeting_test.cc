@@ -194,8 +194,8 @@ void HelpersFinishBeforeAnybodyGoesOn(Context& context) {
   }
 }
 
-/// Several threads take chunks of one call as fast as they can, and helpers come late, when the next
-/// call is under way.
+/// Several threads take chunks of one call as fast as they can, and helpers come late, when the
+/// next call is under way.
 void EveryChunkRunsOnce(Context& context) {
   for (const std::size_t num_chunks : {3, 100}) {
     for (const std::size_t p : kNumRanks) {

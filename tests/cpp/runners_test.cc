@@ -161,8 +161,8 @@ struct Pair {
   Pace second_pace;
 };
 
-/// A program that blocks until another has gone on, which is queued at about the same time: whatever
-/// the runners are doing in between, somebody must see that the second one stands there.
+/// A program that blocks until another has gone on, which is queued at about the same time:
+/// whatever the runners are doing in between, somebody must see that the second one stands there.
 void AProgramMayBlockOnALaterOne(Context& context) {
   static auto* const pairs = new std::deque<Pair>();  // runners come back to them for a moment
   for (int i = 0; i < 400; ++i) {

@@ -269,7 +269,7 @@ def without_order() -> Iterator[None]:
 
 @scenario
 def unordered(world: World) -> None:
-    """Equal calls, clones and loops that start in any order: who meets whom must not depend on it."""
+    """Equal calls, clones and loops that start in any order: that must not matter."""
 
     @jax.jit
     def inner(x: jax.Array) -> jax.Array:
