@@ -114,7 +114,7 @@ def _rows(name: str, size: int, p: int, rounds: int, mesh: Any) -> list[dict[str
             wrong = sum(count_wrong(programs[v](x), expected) for v in ("native", "auto"))
         calls = {variant: ft.partial(program, x) for variant, program in programs.items()}
         timings[length] = measure(calls, rounds)
-    chained = slopes(timings[lengths[1]], timings[lengths[2]], lengths[2] - lengths[1])
+    chained = slopes(timings[lengths[1]], timings[lengths[2]], *lengths[1:])
     return [
         {
             "op": name,

@@ -52,17 +52,21 @@ def measure(programs: Mapping[str, Program], rounds: int, budget_s: float = 2.5)
     return Timing(seconds)
 
 
-def slopes(short: Timing, long: Timing, extra_calls: int) -> Timing:
+def slopes(short: Timing, long: Timing, short_calls: int, long_calls: int) -> Timing:
     """Returns seconds per call: what a longer chain costs more, so that the launch drops out.
 
-    A round in which the longer chain was not slower says nothing and is dropped for all variants.
+    A round in which a variant's slope does not explain half of its longer chain was disturbed, and
+    is dropped for all variants.
     """
     kept: dict[str, list[float]] = {name: [] for name in short.seconds}
     for i in range(min(len(next(iter(t.seconds.values()))) for t in (short, long))):
-        extra = {name: long.seconds[name][i] - short.seconds[name][i] for name in kept}
-        if min(extra.values()) > 0:
-            for name, value in extra.items():
-                kept[name].append(value / extra_calls)
+        slope = {
+            name: (long.seconds[name][i] - short.seconds[name][i]) / (long_calls - short_calls)
+            for name in kept
+        }
+        if all(slope[name] * long_calls > 0.5 * long.seconds[name][i] for name in kept):
+            for name, value in slope.items():
+                kept[name].append(value)
     return Timing(kept)
 
 

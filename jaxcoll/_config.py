@@ -139,8 +139,8 @@ def using(*, backend: Backend) -> Iterator[None]:
     compiled already are traced again inside, once for each backend.
 
     Args:
-        backend: `"auto"` (native where it is supported, else lax), `"native"` (an error where
-            native can't serve) or `"lax"`.
+        backend: `"auto"` (native where it is supported and not known to be slower, else lax),
+            `"native"` (an error where native can't serve) or `"lax"`.
 
     Raises:
         ValueError: another value.

@@ -8,7 +8,11 @@ from collections.abc import Iterable, Sequence
 
 
 class CollectiveError(RuntimeError):
-    """A collective could not be completed: a rank is missing, failed, or called another one."""
+    """A collective could not be completed: a rank is missing, failed, or called another one.
+
+    From compiled code JAX raises its own `jax.errors.JaxRuntimeError`, also a RuntimeError, whose
+    text holds `jaxcoll.CollectiveError:` and the details.
+    """
 
 
 class NativeUnavailableError(RuntimeError):

@@ -20,11 +20,11 @@ def _load() -> tuple[ModuleType | None, str | None]:
     """Returns the extension, or None and the reason; logs the reason once."""
     try:
         core = importlib.import_module("jaxcoll._core")
-    except ImportError as error:
+        config._on_timeout(core.set_timeout)
+    except Exception as error:  # a broken or foreign extension fails in many ways
         reason = f"the native extension can't be loaded ({error})"
         logger.warning("jaxcoll: %s; collectives run on jax.lax.", reason)
         return None, reason
-    config._on_timeout(core.set_timeout)
     return core, None
 
 

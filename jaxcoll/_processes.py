@@ -23,7 +23,7 @@ def simulate_cpu_devices(num_devices: int) -> None:
 
     Raises:
         ValueError: `num_devices` is not a positive int.
-        RuntimeError: JAX has started already with another number of devices.
+        RuntimeError: JAX has started already.
 
     Example:
         >>> import jaxcoll

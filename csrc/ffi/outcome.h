@@ -63,6 +63,9 @@ class FutureFactory final : public WaiterFactory {
   static void Resume(const Waiter& waiter, const Status* status) {
     const auto* api = static_cast<const XLA_FFI_Api*>(waiter.context);
     auto* future = static_cast<XLA_FFI_Future*>(waiter.future);
+    if (future == nullptr) {
+      return;  // the handler has returned an error
+    }
     XLA_FFI_Error* failed = nullptr;
     if (status == nullptr) {
       XLA_FFI_Future_SetAvailable_Args args{};

@@ -146,6 +146,9 @@ Outcome ExecuteImpl(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer
     case Answer::kReady:
       return {};
     case Answer::kWaits:
+      if (factory.future() == nullptr) {
+        return Refuse(site, run, "XLA can't make a future");
+      }
       return {.future = factory.future()};
     case Answer::kFailed:
       break;
@@ -161,7 +164,7 @@ Outcome Execute(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer tok
     return ExecuteImpl(logical_id, token, operands, token_out, results, attributes, state, run_id,
                        device, factory);
   } catch (const std::exception& e) {
-    return {.error = ffi::Error::Internal(std::string("jaxcoll: ") + e.what())};
+    return Refuse(state->site(), run_id.run_id, e.what());
   }
 }
 

@@ -1,6 +1,6 @@
 #include "host/call_site.h"
 
-#include <algorithm>      // std::max
+#include <algorithm>      // std::find, std::max
 #include <array>          // std::array
 #include <cstdio>         // std::snprintf
 #include <mutex>          // std::mutex
@@ -17,6 +17,9 @@ namespace {
 // ended and been freed), so they stand in a fixed table; sites that share one only share a hint.
 constexpr std::size_t kNumPaces = 1024;
 
+// Alike calls of functions of one name share a site id, which must not depend on source lines.
+constexpr std::size_t kMaxTexts = 4;
+
 Pace& NextPace() {
   static auto* const paces = new std::array<Pace, kNumPaces>();
   static std::atomic<std::size_t> next{0};
@@ -25,7 +28,7 @@ Pace& NextPace() {
 
 struct SiteTexts {
   std::mutex mutex;
-  std::unordered_map<std::uint64_t, std::string> by_id;
+  std::unordered_map<std::uint64_t, std::vector<std::string>> by_id;
 
   static SiteTexts& Get() {
     static auto* const texts = new SiteTexts();  // leaked: the watchdog may read it at exit
@@ -54,14 +57,24 @@ std::string Seconds(std::int64_t ns) {
 void DescribeSite(std::uint64_t id, std::string text) {
   SiteTexts& texts = SiteTexts::Get();
   const std::lock_guard<std::mutex> lock(texts.mutex);
-  texts.by_id[id] = std::move(text);
+  std::vector<std::string>& known = texts.by_id[id];
+  if (known.size() < kMaxTexts && std::find(known.begin(), known.end(), text) == known.end()) {
+    known.push_back(std::move(text));
+  }
 }
 
 std::string SiteText(std::uint64_t id) {
   SiteTexts& texts = SiteTexts::Get();
   const std::lock_guard<std::mutex> lock(texts.mutex);
   const auto found = texts.by_id.find(id);
-  return found == texts.by_id.end() ? "a collective of unknown origin" : found->second;
+  if (found == texts.by_id.end()) {
+    return "a collective of unknown origin";
+  }
+  std::string all;
+  for (const std::string& text : found->second) {
+    all += (all.empty() ? "" : ", or ") + text;
+  }
+  return all;
 }
 
 CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,

@@ -89,7 +89,8 @@ class CallSite {
 };
 
 /// Text about a site for errors: the op, its axes, shapes and dtypes, and the user's source line.
-/// Kept by site id for the life of the process; the lowering writes it.
+/// Kept by site id for the life of the process; the lowering writes it. An id can have several
+/// texts, of which errors show all.
 void DescribeSite(std::uint64_t id, std::string text);
 std::string SiteText(std::uint64_t id);
 

@@ -38,7 +38,7 @@ class Watchdog {
 
  private:
   // A RunId is unique enough among the latest launches, not for ever: forget old failures.
-  static constexpr std::size_t kRememberedRuns = 16;
+  static constexpr std::size_t kRememberedRuns = 256;
 
   struct FailedRun {
     std::int64_t run;

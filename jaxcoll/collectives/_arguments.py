@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,7 +106,12 @@ def _mesh_of(leaf: Any) -> Any:
 def _check_groups(call: str, groups: Any, size: int) -> tuple[tuple[int, ...], ...] | None:
     if groups is None:
         return None
-    canonical = tuple(tuple(int(i) for i in group) for group in groups)
+    try:
+        canonical = tuple(tuple(operator.index(i) for i in group) for group in groups)
+    except TypeError:
+        raise ValueError(
+            f"{call}: axis_index_groups: expected a list of lists of axis indices, got {groups!r}."
+        ) from None
     if sorted(i for group in canonical for i in group) != list(range(size)):
         raise ValueError(
             f"{call}: axis_index_groups: expected every index of range({size}) exactly once, got "

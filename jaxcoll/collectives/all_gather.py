@@ -32,7 +32,8 @@ def all_gather(
     """Gathers the blocks of all ranks of a mesh axis, in rank order.
 
     Args:
-        x: an array of shape `(..., d, ...)`, or a tree of arrays; any dtype.
+        x: an array of shape `(..., d, ...)`, or a tree of arrays; the dtypes of `all_reduce`,
+            and random keys.
         axis_name: a mapped axis of size p, or a tuple of them.
         axis: the array dimension of the result along which blocks are laid.
         tiled: False makes a new dimension of size p, True joins blocks along an existing one.
@@ -45,6 +46,7 @@ def all_gather(
 
     Raises:
         NameError: an axis is not mapped here.
+        TypeError: a leaf is not an array, or has another dtype.
         ValueError: `axis` is out of range, the groups don't partition the axis, or an unknown
             `backend`.
         NativeUnavailableError: `backend="native"` where native can't serve.

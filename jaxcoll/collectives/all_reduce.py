@@ -76,7 +76,8 @@ def all_reduce(
         ValueError: an unknown `op` or `backend`; groups that don't partition the axis.
         NativeUnavailableError: `backend="native"` where native can't serve.
 
-    Cost: one meeting of the group; S bytes read and S written per rank, in place.
+    Cost: one meeting of the group for the whole tree (a second one for the integers in a `mean`);
+        S bytes read and S written per rank, in place.
     Differentiable: `sum` and `mean` as `lax.psum` and `pmean`; `max` and `min`, with the cotangent
         going to the ranks that hold the extremum, in equal shares among ties. The others are not.
     Deterministic: yes, in rank order; f16 and bf16 are summed in f32 and rounded once.
@@ -138,7 +139,8 @@ def _reduce_constant(leaf: Any, axes: Axes, op: ReduceOp) -> Any:
             return reduce(leaf, axes.names, axis_index_groups=axes.groups)
     if op == "prod":
         leaf = jnp.asarray(leaf)
-        return (leaf.astype(np.int32) if leaf.dtype == np.bool_ else leaf) ** axes.size
+        leaf = leaf.astype(np.int32) if leaf.dtype == np.bool_ else leaf
+        return _power(leaf, axes.size)
     leaf = jnp.asarray(leaf)
     return leaf if _compat.tracks_varying_axes() else lax.convert_element_type(leaf, leaf.dtype)
 
@@ -260,8 +262,8 @@ _LOCAL: dict[str, Callable[..., Any]] = {
     "max": jnp.max,
     "min": jnp.min,
     "prod": jnp.prod,
-    "and": ft.partial(jnp.bitwise_and.reduce),
-    "or": ft.partial(jnp.bitwise_or.reduce),
+    "and": jnp.bitwise_and.reduce,
+    "or": jnp.bitwise_or.reduce,
 }
 
 
@@ -306,7 +308,13 @@ def _reduce_locally(op: ReduceOp, x: Any, dim: int | None, size: int) -> Any:
         return _LOCAL[op](x, axis=dim).astype(x.dtype)
     if op == "sum":
         return x * jnp.asarray(size, x.dtype)
-    return x**size if op == "prod" else x
+    return _power(x, size) if op == "prod" else x
+
+
+def _power(x: Any, size: int) -> Any:
+    """Returns the product of `size` equal values; half precision is rounded once."""
+    wide = x.astype(np.float32) if x.dtype.name in HALF_PRECISION else x
+    return lax.integer_pow(wide, size).astype(x.dtype)
 
 
 # ---- Lowering ------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def all_to_all(
     """Splits `x` into a block for each rank, and joins the blocks that come from all ranks.
 
     Args:
-        x: an array, or a tree of arrays; any dtype.
+        x: an array, or a tree of arrays; the dtypes of `all_reduce`, and random keys.
         axis_name: a mapped axis of size p, or a tuple of them.
         split_axis: the array dimension to split: of length p, or divisible by p where tiled.
         concat_axis: the array dimension of the result along which received blocks are laid, in
@@ -51,6 +51,7 @@ def all_to_all(
 
     Raises:
         NameError: an axis is not mapped here.
+        TypeError: a leaf is not an array, or has another dtype.
         ValueError: the split dimension does not fit p, a dimension is out of range, the groups
             don't partition the axis, or an unknown `backend`.
         NativeUnavailableError: `backend="native"` where native can't serve.

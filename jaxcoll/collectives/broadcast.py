@@ -25,7 +25,7 @@ def broadcast(x: Any, axis_name: AxisName, *, root: int = 0, backend: Backend | 
     """Gives every rank of a mesh axis the root's block.
 
     Args:
-        x: an array, or a tree of arrays; any shapes, the dtypes of `all_reduce`.
+        x: an array, or a tree of arrays; any shapes, the dtypes of `all_reduce`, and random keys.
         axis_name: a mapped axis of size p, or a tuple of them.
         root: index of the root on the axis; for a tuple, the flat index, the last name fastest.
         backend: see `jaxcoll.using`.
@@ -35,6 +35,7 @@ def broadcast(x: Any, axis_name: AxisName, *, root: int = 0, backend: Backend | 
 
     Raises:
         NameError: an axis is not mapped here.
+        TypeError: a leaf is not an array, or has another dtype; `root` is not an int.
         ValueError: `root` is no index of the axis, or an unknown `backend`.
         NativeUnavailableError: `backend="native"` where native can't serve.
 
@@ -57,6 +58,9 @@ def broadcast(x: Any, axis_name: AxisName, *, root: int = 0, backend: Backend | 
     def send(leaf: Any) -> Any:
         if not isinstance(leaf, jax.core.Tracer):
             return jnp.asarray(leaf)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            data = send(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         return broadcast_p.bind(
             cast_varying(axes, leaf), axes=axes.names, root=int(root), backend=resolved
         )

@@ -22,7 +22,7 @@ def batches(op: Op, size: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.product(op=OPS, size=(1, 3, 4), check_vma=(True, False))
 def test_over_a_batched_operand(op: Op, size: int, check_vma: bool):
     xs, ys = batches(op, size)
-    dims = range(xs.ndim - 1)
+    dims = (0, 1, xs.ndim - 2)
 
     def vmap_over_every_dimension(x: Any) -> Any:
         f = op.over("x")["ours"]

@@ -197,7 +197,7 @@ void HelpersFinishBeforeAnybodyGoesOn(Context& context) {
 /// Several threads take chunks of one call as fast as they can, and helpers come late, when the
 /// next call is under way.
 void EveryChunkRunsOnce(Context& context) {
-  for (const std::size_t num_chunks : {3, 100}) {
+  for (const std::size_t num_chunks : Sizes{3, 100}) {
     for (const std::size_t p : kNumRanks) {
       auto work = std::make_unique<StampWork>(num_chunks, std::size_t{1} << 20);
       if (num_chunks > 3) {
@@ -227,7 +227,8 @@ Program Own(std::shared_ptr<CallSite> site, std::size_t num_ranks, std::size_t r
 /// The program that goes on last frees the site while a helper may still be on its way.
 void ASiteEndsWithItsProgram(Context& context) {
   const std::int64_t base = FreshRuns();
-  for (const std::size_t p : {1, 4}) {  // a rank that needs nobody may end before its helper comes
+  for (const std::size_t p :
+       Sizes{1, 4}) {  // a rank that needs nobody may end before its helper comes
     for (std::int64_t run = base; run < base + 500; ++run) {
       std::vector<std::shared_ptr<CallSite>> held(
           p, std::shared_ptr<CallSite>(

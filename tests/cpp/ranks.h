@@ -22,6 +22,7 @@
 #include <cstdlib>             // std::_Exit
 #include <exception>           // std::terminate
 #include <functional>          // std::function
+#include <initializer_list>    // std::initializer_list
 #include <memory>              // std::unique_ptr
 #include <mutex>               // std::mutex
 #include <numeric>             // std::iota
@@ -246,6 +247,9 @@ inline std::int64_t FreshRuns() {
   static std::atomic<std::int64_t> next{0};
   return next.fetch_add(1000, std::memory_order_relaxed);
 }
+
+/// To loop over: `for (const std::size_t p : Sizes{1, 2, 8})`.
+using Sizes = std::initializer_list<std::size_t>;
 
 inline void SleepMs(std::int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 

@@ -100,7 +100,7 @@ void SnapshotsAreConsistent(Context& context) {
 /// All five, in their order, on every rank, whichever came first or last.
 void ACallReachesItsMomentsInOrder(Context& context) {
   constexpr std::size_t kIterations = 50;
-  for (const std::size_t p : {1, 2, 3, 4, 8}) {
+  for (const std::size_t p : Sizes{1, 2, 3, 4, 8}) {
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{1} << 20}) {
       const Site site = MakeSite(900 + p, OneGroup(p), std::make_unique<StampWork>(4, bytes));
       const std::int64_t run = FreshRuns();

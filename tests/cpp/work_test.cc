@@ -1,14 +1,15 @@
 // tests/cpp/work_test.cc: what each Work does with the buffers, against naive oracles; results are
 // poisoned first, and chunks run in an order drawn by chance.
-#include <algorithm>  // std::copy, std::count, std::min, std::shuffle
-#include <array>      // std::array
-#include <cstddef>    // std::size_t
-#include <cstdint>    // std::uint8_t, std::uint64_t
-#include <cstring>    // std::memcpy
-#include <numeric>    // std::iota
-#include <random>     // std::mt19937_64
-#include <string>     // std::string, std::to_string
-#include <vector>     // std::vector
+#include <algorithm>         // std::copy, std::count, std::min, std::shuffle
+#include <array>             // std::array
+#include <cstddef>           // std::size_t
+#include <cstdint>           // std::uint8_t, std::uint64_t
+#include <cstring>           // std::memcpy
+#include <initializer_list>  // std::initializer_list
+#include <numeric>           // std::iota
+#include <random>            // std::mt19937_64
+#include <string>            // std::string, std::to_string
+#include <vector>            // std::vector
 
 #include "core/types.h"
 #include "host/copy_work.h"
@@ -23,6 +24,8 @@ namespace {
 
 using Byte = unsigned char;  // whose ranges compare quickly
 using Bytes = std::vector<Byte>;
+
+using Sizes = std::initializer_list<std::size_t>;
 
 constexpr std::size_t kNumRanks[] = {1, 2, 3, 4, 8};
 constexpr Byte kPoison = 0xA5;
@@ -142,9 +145,9 @@ Bytes Sum(DType dtype, const std::vector<const Byte*>& operands, std::size_t cou
 // ---------------------------------------------------------------------------------------
 
 void PiecesCoverEveryUnitOnce(Context& context) {
-  for (const std::size_t rows : {0, 1, 2, 3, 7, 64}) {
-    for (const std::size_t row_length : {0, 1, 2, 3, 5, 7, 8, 9, 16, 17, 100, 127}) {
-      for (const std::size_t target : {1, 2, 3, 8, 16, 64, 1000}) {
+  for (const std::size_t rows : Sizes{0, 1, 2, 3, 7, 64}) {
+    for (const std::size_t row_length : Sizes{0, 1, 2, 3, 5, 7, 8, 9, 16, 17, 100, 127}) {
+      for (const std::size_t target : Sizes{1, 2, 3, 8, 16, 64, 1000}) {
         const Slabs slabs(rows, row_length, target);
         std::vector<int> seen(rows * row_length, 0);
         bool sizes = true;
@@ -360,7 +363,7 @@ void AllToAlls(Context& context) {
 
 void Permutes(Context& context) {
   for (const std::size_t p : kNumRanks) {
-    for (const std::size_t bytes : {0, 1, 5, 131071, 131072, 131073}) {
+    for (const std::size_t bytes : Sizes{0, 1, 5, 131071, 131072, 131073}) {
       std::vector<std::size_t> ring(p);
       std::vector<std::size_t> holes(p, PermuteWork::kNone);
       for (std::size_t r = 0; r < p; ++r) {
@@ -388,7 +391,7 @@ void Permutes(Context& context) {
 
 void Broadcasts(Context& context) {
   for (const std::size_t p : kNumRanks) {
-    for (const std::size_t bytes : {0, 1, 7, 131072, 200001}) {
+    for (const std::size_t bytes : Sizes{0, 1, 7, 131072, 200001}) {
       for (const std::size_t root : {std::size_t{0}, p / 2, p - 1}) {
         const PermuteWork work(std::vector<std::size_t>(p, root), bytes);
         for (const bool in_place : {true, false}) {

@@ -32,3 +32,10 @@ def outcome(devices: int) -> Outcome:
 def test_scenario(devices: int, name: str):
     problem = outcome(devices).problem(name)
     assert problem is None, problem
+
+
+@pytest.mark.skipif(jaxcoll.config.backend == "lax", reason="a test of the native engine")
+@pytest.mark.parametrize("devices", DEVICES)
+def test_the_process_ends(devices: int):
+    """In the midst of steps that nobody waits for; scenarios report their own failures."""
+    assert outcome(devices).exit_code in (0, 1), outcome(devices).output
