@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
@@ -308,6 +309,10 @@ def _replace_rule(op: str, primitive: Primitive) -> None:
             return lax_rule(ctx, x, **params)
 
         def lower_to_lax() -> Sequence[ir.Value]:
+            (out,) = ctx.avals_out
+            if out.size == 0 and isinstance(out.dtype, np.dtype):
+                # XLA refuses to gather or scatter along a dimension of length zero.
+                return [_empty(ctx, x)]
             if op == "reduce_scatter" and ctx.avals_in[0].dtype.name in HALF_PRECISION:
                 return _in_float32(ctx, x, lax_rule, params)
             return lax_rule(ctx, x, **params)
@@ -333,6 +338,14 @@ def _replace_rule(op: str, primitive: Primitive) -> None:
     # Equal equations are lowered once and inlined unless that is switched off; then they would
     # share one position in the module and one source line.
     mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
+
+
+def _empty(ctx: Context, x: ir.Value) -> ir.Value:
+    (out,) = ctx.avals_out
+    zeros = mlir.lower_fun(lambda _: jnp.zeros(out.shape, out.dtype), multiple_results=False)
+    with _compat.without_varying_axes():
+        (result,) = zeros(_compat.untyped(ctx), x)
+    return result
 
 
 def _is_whole_bytes(dtype: np.dtype) -> bool:

@@ -36,10 +36,10 @@ def steps() -> list[Step]:
     pytest = [str(pathlib.Path(sys.executable).parent / "pytest")]
     return [
         *ctest,
-        Step("Python, native path", [*pytest, "-m", "not release"]),
+        Step("Python, native path", [*pytest, "--full", "-m", "not release"]),
         Step(
             "Python, jax.lax",
-            [*pytest, "-m", "not release", "--ignore=tests/repo"],
+            [*pytest, "--full", "-m", "not release", "--ignore=tests/repo"],
             {"JAXCOLL_BACKEND": "lax"},
         ),
         Step("Release path", [*pytest, "-m", "release"]),

@@ -140,7 +140,7 @@ def _reduce_constant(leaf: Any, axes: Axes, op: ReduceOp) -> Any:
     if op == "prod":
         leaf = jnp.asarray(leaf)
         leaf = leaf.astype(np.int32) if leaf.dtype == np.bool_ else leaf
-        return _power(leaf, axes.size)
+        return lax.integer_pow(_widened(leaf), axes.size).astype(leaf.dtype)
     leaf = jnp.asarray(leaf)
     return leaf if _compat.tracks_varying_axes() else lax.convert_element_type(leaf, leaf.dtype)
 
@@ -287,8 +287,9 @@ def _batch(
             f"all_reduce(x, {axes}): axis_index_groups is not supported over the vmapped axis "
             f'"{axis_data.name}" (nor is it in jax.lax); use it under jax.shard_map.'
         )
+    # In float32 until the very end: half precision is rounded once.
     local = [
-        _reduce_locally(op, operand, dim, axis_data.size)
+        _reduce_locally(op, _widened(operand), dim, axis_data.size)
         for operand, dim in zip(operands, dims, strict=True)
     ]
     remaining = tuple(axis for axis in axes if axis != axis_data.name)
@@ -296,7 +297,8 @@ def _batch(
         local = all_reduce_p.bind(
             *local, op=op, axes=remaining, axis_index_groups=None, backend=backend
         )
-    return local, [None] * len(local)
+    results = [x.astype(operand.dtype) for x, operand in zip(local, operands, strict=True)]
+    return results, [None] * len(results)
 
 
 batching.fancy_primitive_batchers[all_reduce_p] = _batch
@@ -308,13 +310,11 @@ def _reduce_locally(op: ReduceOp, x: Any, dim: int | None, size: int) -> Any:
         return _LOCAL[op](x, axis=dim).astype(x.dtype)
     if op == "sum":
         return x * jnp.asarray(size, x.dtype)
-    return _power(x, size) if op == "prod" else x
+    return lax.integer_pow(x, size) if op == "prod" else x
 
 
-def _power(x: Any, size: int) -> Any:
-    """Returns the product of `size` equal values; half precision is rounded once."""
-    wide = x.astype(np.float32) if x.dtype.name in HALF_PRECISION else x
-    return lax.integer_pow(wide, size).astype(x.dtype)
+def _widened(x: Any) -> Any:
+    return x.astype(np.float32) if x.dtype.name in HALF_PRECISION else x
 
 
 # ---- Lowering ------------------------------------------------------------------------------------
@@ -370,9 +370,7 @@ def _lower_to_lax(
 def _reduce_on_lax(op: ReduceOp, axes: tuple[str, ...], groups: Any, x: Any) -> Any:
     if op in _LINEAR:
         reduce = lax.psum if op == "sum" else lax.pmean
-        half = x.dtype.name in HALF_PRECISION
-        wide = x.astype(np.float32) if half else x
-        return reduce(wide, axes, axis_index_groups=groups).astype(x.dtype)
+        return reduce(_widened(x), axes, axis_index_groups=groups).astype(x.dtype)
     if op in ("max", "min"):
         reduce = lax.pmax if op == "max" else lax.pmin
         return reduce(x, axes, axis_index_groups=groups)
@@ -383,9 +381,7 @@ def _reduce_on_lax(op: ReduceOp, axes: tuple[str, ...], groups: Any, x: Any) -> 
 def _reduce_gathered(op: ReduceOp, gathered: Any) -> Any:
     """Reduces (p, ...) over ranks, in rank order; half precision is rounded once."""
     combine = {"prod": lax.mul, "and": lax.bitwise_and, "or": lax.bitwise_or}[op]
-    wide = gathered.dtype.name in HALF_PRECISION
-    ranks = gathered.astype(np.float32) if wide else gathered
-    return ft.reduce(combine, list(ranks)).astype(gathered.dtype)
+    return ft.reduce(combine, list(_widened(gathered))).astype(gathered.dtype)
 
 
 mlir.register_lowering(all_reduce_p, _lower_to_lax)

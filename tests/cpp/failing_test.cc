@@ -136,7 +136,7 @@ void ALateRankIsTurnedAwayByTheMeetingItself(Context& context) {
   RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run, errors).Start(); });
   const auto other = std::make_shared<const Status>(Internal("another run's failure"));
   const std::int64_t others = FreshRuns();
-  for (std::int64_t i = 0; i < 100; ++i) {
+  for (std::int64_t i = 0; i < 600; ++i) {
     Watchdog::Get().FailRun(others + i, other);
   }
   RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 1, run, errors).Start(); });
@@ -152,7 +152,7 @@ void TheNextRunMayBeginBeforeThat(Context& context) {
   RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run, errors).Start(); });
   Watchdog::Get().SetTimeout(kForever);
   const std::int64_t others = FreshRuns();
-  for (std::int64_t i = 0; i < 100; ++i) {
+  for (std::int64_t i = 0; i < 600; ++i) {
     Watchdog::Get().FailRun(others + i,
                             std::make_shared<const Status>(Internal("another run's failure")));
   }
