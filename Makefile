@@ -25,7 +25,7 @@ demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 mi
 
 test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (under 10 minutes)
 	$(BIN)/pytest $(ARGS)
-	JAXCOLL_BACKEND=lax $(BIN)/pytest --ignore tests/repo $(ARGS)
+	JAXCOLL_BACKEND=lax $(BIN)/pytest --ignore tests/repo --ignore tests/examples $(ARGS)
 
 test-all: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## everything, into tests/RESULTS.md
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py

@@ -33,7 +33,7 @@ class Timing:
         return statistics.median(a / b for a, b in pairs)
 
 
-def measure(programs: Mapping[str, Program], rounds: int, budget_s: float = 2.5) -> Timing:
+def measure(programs: Mapping[str, Program], rounds: int, budget_s: float = 1.5) -> Timing:
     """Runs all programs once a round, in turn, until `rounds` or the budget is reached.
 
     At least three rounds are made. Every program has run once before the first.
