@@ -200,6 +200,19 @@ void AFailureEndsTheOtherMeetingsOfItsRunAtOnce(Context& context) {
   }
 }
 
+/// Even at a site where nobody waits, and where all ranks would come.
+void CallsOfAFailedRunFailWithoutMeeting(Context& context) {
+  const Limit limit(kForever);
+  const Site site = MakeSite(1, OneGroup(2), IdleWork());
+  const std::int64_t run = FreshRuns();
+  Watchdog::Get().FailRun(run, std::make_shared<const Status>(Internal("failed elsewhere")));
+  Errors errors;
+  RunRanks(context, 2, [&](std::size_t rank) { return Fails(*site, 2, rank, run, errors); });
+  context.Expect(errors.texts().size() == 2 && errors.texts()[0] == "failed elsewhere" &&
+                     errors.texts()[1] == "failed elsewhere",
+                 "both got the cause");
+}
+
 /// The deadline of one call is the cause that all others of the run show.
 void ADeadlineIsTheCauseOfItsRun(Context& context) {
   const Limit limit(50 * kMs);
@@ -409,6 +422,7 @@ int main(int argc, char** argv) {
        {"ALateRankGetsTheSameErrorAndTouchesNothing", ALateRankGetsTheSameErrorAndTouchesNothing},
        {"ALateRankIsTurnedAwayByTheMeetingItself", ALateRankIsTurnedAwayByTheMeetingItself},
        {"AFailureEndsTheOtherMeetingsOfItsRunAtOnce", AFailureEndsTheOtherMeetingsOfItsRunAtOnce},
+       {"CallsOfAFailedRunFailWithoutMeeting", CallsOfAFailedRunFailWithoutMeeting},
        {"ADeadlineIsTheCauseOfItsRun", ADeadlineIsTheCauseOfItsRun},
        {"TheNextRunMayBeginBeforeThat", TheNextRunMayBeginBeforeThat},
        {"TheNextRunWorks", TheNextRunWorks},
