@@ -75,7 +75,8 @@ class Config:
             `jaxcoll.using` is active. Initially `JAXCOLL_BACKEND`, else `"auto"`.
         timeout_s: how long a rank waits for the others, in seconds; None waits for ever. Takes
             effect at once, also on waits in progress. Initially `JAXCOLL_TIMEOUT_S`, else 300.
-        strict: turns warnings about likely mistakes into errors. Initially False.
+        strict: turns warnings about likely mistakes into errors, in functions that are traced from
+            then on. Initially False.
     """
 
     # A misspelt setting is an AttributeError.

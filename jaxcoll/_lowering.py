@@ -118,7 +118,7 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
         return "the call is not in a manual region (shard_map or pmap)"
     if left := manual[1] - manual[0]:
         return f"shard_map leaves the mesh axes {sorted(left)} to the compiler"
-    if jax.process_count() > 1:
+    if jax.process_count() > 1:  # this also starts JAX's clients, which registration below needs
         return "the job has several processes"
     return _native.unavailable_reason()
 

@@ -1,8 +1,9 @@
 #include "host/copy_work.h"
 
-#include <cstddef>  // std::byte, std::size_t
-#include <cstring>  // std::memcpy, std::memset
-#include <utility>  // std::move
+#include <algorithm>  // std::min
+#include <cstddef>    // std::byte, std::size_t
+#include <cstring>    // std::memcpy, std::memset
+#include <utility>    // std::move
 
 namespace jaxcoll {
 namespace {

@@ -7,7 +7,7 @@
 //
 //   short continuations   one runner drains the queue: a chain of small collectives of p devices
 //                         then needs no thread switch at all;
-//   long continuations    up to one runner per core takes part;
+//   long continuations    a runner for each core but this thread's takes part;
 //   blocking ones         (an XLA collective follows) every waiting program needs a thread.
 //
 // Each call site learns which it is: its Pace counts how its continuations behaved lately. Until it

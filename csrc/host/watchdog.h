@@ -29,8 +29,8 @@ class Watchdog {
   /// How long a rank may wait for the others; < 0: for ever. Takes effect on waits in progress.
   void SetTimeout(std::int64_t timeout_ns);
 
-  /// Marks a run as failed; the first cause stays. The other meetings of the run fail at once, and
-  /// ranks that arrive later get the cause.
+  /// Marks a run as failed; the first cause stays. Ranks that arrive later get the cause; the ranks
+  /// that wait in the run's other meetings get it at the next look, which this asks for.
   void FailRun(std::int64_t run, std::shared_ptr<const Status> cause);
 
   /// Why the run failed, or null. Costs one load while no run has failed.

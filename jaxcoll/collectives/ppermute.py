@@ -39,7 +39,8 @@ def ppermute(
     Raises:
         NameError: an axis is not mapped here.
         TypeError: a leaf is not an array, or has another dtype.
-        NotImplementedError: a tuple that holds the axis_name of a `jax.vmap`.
+        NotImplementedError: the axis_name of a `jax.vmap`, with a `perm` that leaves a rank out or
+            in a tuple with others (`jax.lax` refuses the first and permutes the second wrongly).
         ValueError: a source or target stands twice or is no index of the axis, or an unknown
             `backend`.
         NativeUnavailableError: `backend="native"` where native can't serve.
@@ -55,14 +56,25 @@ def ppermute(
     axes = check_axes("ppermute", x, axis_name)
     resolved = resolve_backend("ppermute", backend)
     pairs = _check_perm(axes, perm)
-    if len(axes.names) > 1 and (vmapped := _compat.vmapped(axes.names)):
+    if vmapped := _compat.vmapped(axes.names):
+        _check_vmapped(axes, vmapped, pairs)
+    check_each_leaf(axes, x, lambda where, leaf: check_varies(axes, where, leaf))
+    with marked(resolved):
+        return lax.ppermute(x, axes.names, pairs)
+
+
+def _check_vmapped(axes: Axes, vmapped: list[str], pairs: Sequence[tuple[int, int]]) -> None:
+    if len(axes.names) > 1:
         raise NotImplementedError(
             f"{axes.call}: axis_name: expected mesh axes, or the axis_name of one jax.vmap alone; "
             f"got {listed(vmapped)} of a jax.vmap in a tuple (which jax.lax permutes wrongly)."
         )
-    check_each_leaf(axes, x, lambda where, leaf: check_varies(axes, where, leaf))
-    with marked(resolved):
-        return lax.ppermute(x, axes.names, pairs)
+    if len(pairs) < axes.size:
+        raise NotImplementedError(
+            f"{axes.call}: perm: expected {axes.size} pairs, a whole permutation, because "
+            f"{listed(vmapped)} is the axis_name of a jax.vmap; got {list(pairs)}. Add the missing "
+            "pairs and mask what they bring, or map over a mesh axis."
+        )
 
 
 def _check_perm(axes: Axes, perm: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

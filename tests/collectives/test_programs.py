@@ -1,6 +1,8 @@
 """Every op in every kind of program: eager, traced, shared, lowered without devices, under pmap."""
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -65,11 +67,33 @@ def test_on_an_explicit_mesh(op: Op):
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_lowers_without_devices(op: Op):
+def test_under_an_abstract_mesh(op: Op):
+    """One function, lowered without devices, then run on two meshes that fit."""
+    xs = blocks(op, 4)
     over = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
     f = jax.jit(mapped(op.over("x")["ours"], over))
-    lowered = f.trace(jax.typeof(jnp.asarray(blocks(op, 4)))).lower(lowering_platforms=("cpu",))
+    lowered = f.trace(jax.typeof(jnp.asarray(xs))).lower(lowering_platforms=("cpu",))
     assert len(re.findall(r"custom_call @jaxcoll_", lowered.as_text())) == auto_is_native()
+    for concrete in (mesh(4), mesh(4, reverse=True)):
+        with counted_calls() as count:
+            ys = f(jax.device_put(xs, jax.NamedSharding(concrete, jax.P("x"))))
+            assert_same(ys, op.reference(xs))
+        assert count.calls == (4 if auto_is_native() else 0)
+
+
+def test_lowering_without_devices_may_come_first():
+    """Registering with XLA before JAX has its clients would keep JAX from starting."""
+    script = """
+import jax, jaxcoll
+jaxcoll.simulate_cpu_devices(2)
+over = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+f = jax.shard_map(lambda x: jaxcoll.all_reduce(x, "x"), mesh=over,
+                  in_specs=jax.P("x"), out_specs=jax.P())
+jax.jit(f).trace(jax.ShapeDtypeStruct((2,), "int32")).lower(lowering_platforms=("cpu",))
+x = jax.device_put(jax.numpy.arange(2), jax.NamedSharding(jax.make_mesh((2,), ("x",)), jax.P("x")))
+assert jax.jit(f)(x) == 1
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

@@ -1,0 +1,337 @@
+"""Breaks the engine's rules one at a time and looks whether the test of the rule fails.
+
+    python tests/cpp/mutants.py [part of a rule's text]
+
+Each mutant is one edit of a copy of csrc, in build/mutants, and names the test that has to notice:
+by failing, by crashing or by not coming to an end. Ends with 1 if a mutant gets past its test, or
+a test fails without one. An edit whose text csrc no longer holds is an error: update it here.
+"""
+
+import dataclasses
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).parents[2]
+COPY = ROOT / "build" / "mutants"
+LIMIT_S = 60  # the tests take a few seconds at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A rule, the edit that breaks it, and the test (executable and name) that must notice."""
+
+    rule: str
+    file: str
+    old: str
+    new: str
+    test: tuple[str, str]
+
+
+KEY_EQUALITY = "friend bool operator==(const Key&, const Key&) = default;"
+
+MUTANTS = [
+    # ---- Identity: which call meets which --------------------------------------------------------
+    Mutant(
+        "executions are told apart by the run",
+        "csrc/host/meeting.h",
+        KEY_EQUALITY,
+        "friend bool operator==(const Key& a, const Key& b) { return a.iteration == b.iteration; }",
+        ("meeting", "RunsMeetTheirOwn"),
+    ),
+    Mutant(
+        "executions are told apart by the iteration",
+        "csrc/host/meeting.h",
+        KEY_EQUALITY,
+        "friend bool operator==(const Key& a, const Key& b) { return a.run == b.run; }",
+        ("meeting", "IterationsMeetTheirOwn"),
+    ),
+    Mutant(
+        "iterations are counted from the start of each run",
+        "csrc/host/call_site.cc",
+        "if (member.iteration < 0 || member.run != run) {",
+        "if (member.iteration < 0) {\n    member.run = run;",
+        ("failing", "TheNextRunWorks"),
+    ),
+    Mutant(
+        "clones of one call are sites of their own, though they share the site id",
+        "csrc/host/call_site.cc",
+        "visit.meeting = meetings_[member.group * kMeetingsPerGroup + which].get();",
+        """static std::mutex mutex;
+  static auto* const firsts = new std::unordered_map<std::uint64_t, CallSite*>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  CallSite* const first = firsts->try_emplace(id_, this).first->second;
+  visit.meeting = first->meetings_[member.group * kMeetingsPerGroup + which].get();""",
+        ("meeting", "ClonesStayApart"),
+    ),
+    Mutant(
+        "neighbouring iterations never share a meeting",
+        "csrc/host/call_site.cc",
+        "| static_cast<std::size_t>(member.iteration & 1);",
+        "| static_cast<std::size_t>(0);",
+        ("meeting", "IterationsMeetTheirOwn"),
+    ),
+    Mutant(
+        "neighbouring runs never share a meeting",
+        "csrc/host/call_site.cc",
+        "static_cast<std::size_t>(run & 1) << 1",
+        "static_cast<std::size_t>(0) << 1",
+        ("failing", "TheNextRunMayBeginBeforeThat"),
+    ),
+    Mutant(
+        "groups meet for themselves",
+        "csrc/host/call_site.cc",
+        "meetings_[member.group * kMeetingsPerGroup + which]",
+        "meetings_[which]",
+        ("meeting", "GroupsOfAMesh"),
+    ),
+    Mutant(
+        "a finished meeting is opened anew for the same key, because RunIds repeat",
+        "csrc/host/meeting.cc",
+        "if (state_ == State::kDone || !(key_ == key)) {",
+        "if (!(key_ == key)) {",
+        ("meeting", "RunIdsMayRepeat"),
+    ),
+    Mutant(
+        "overlapping executions are refused",
+        "csrc/host/meeting.cc",
+        "if (state_ == State::kOpen || state_ == State::kMoving) {",
+        "if (false) {",
+        ("meeting", "OverlappingExecutionsAreRefused"),
+    ),
+    # ---- Waiting: who resumes programs, and where ------------------------------------------------
+    Mutant(
+        "programs are resumed by runners only, never by the thread that finds them ready",
+        "csrc/host/runners.cc",
+        "  const Pace::Kind kind = pace.kind();\n",
+        """  for (Task* task = programs.head_; task != nullptr;) {
+    Task* const next = task->next_;
+    task->Run();
+    task = next;
+  }
+  return;
+  const Pace::Kind kind = pace.kind();
+""",
+        ("runners", "ContinuationsMayBlockOnEachOther"),
+    ),
+    Mutant(
+        "a standby takes over for a runner that does not come back",
+        "csrc/host/runners.cc",
+        "  if (!watching_) {\n    watching_ = true;",
+        "  if (false) {\n    watching_ = true;",
+        ("runners", "AProgramMayBlockOnALaterOne"),
+    ),
+    Mutant(
+        "the standby makes runners where all are blocked",
+        "csrc/host/runners.cc",
+        "      while (num_overdue > num_woken_ && runners_.size() < kMaxRunners && AddRunner()) {\n",
+        "      while (false) {\n",
+        ("runners", "ManyProgramsMayBlockAtOnce"),
+    ),
+    Mutant(
+        "runners flush denormals, as XLA's threads do",
+        "csrc/host/runners.cc",
+        "  FlushDenormalsOnThisThread();\n",
+        "",
+        ("runners", "ProgramsResumeWithDenormalsFlushed"),
+    ),
+    Mutant(
+        "nobody goes on before the helpers are done",
+        "csrc/host/meeting.cc",
+        "  if (WorkOn(call)) {\n    entry.Set",
+        "  if (WorkOn(call) || true) {\n    entry.Set",
+        ("meeting", "HelpersFinishBeforeAnybodyGoesOn"),
+    ),
+    Mutant(
+        "whoever finishes last finishes the call, also a helper",
+        "csrc/host/meeting.cc",
+        "  if (meeting->WorkOn(call.load(std::memory_order_relaxed))) {\n    meeting->Finish();\n  }",
+        "  meeting->WorkOn(call.load(std::memory_order_relaxed));",
+        ("meeting", "HelpersFinishBeforeAnybodyGoesOn"),
+    ),
+    Mutant(
+        "a chunk is taken by one thread",
+        "csrc/host/meeting.cc",
+        """    if (!next_chunk_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel,
+                                           std::memory_order_acquire)) {
+      continue;
+    }
+""",
+        "    next_chunk_.store(next + 1);\n",
+        ("meeting", "EveryChunkRunsOnce"),
+    ),
+    Mutant(
+        "a helper that comes late takes no chunk of the next call",
+        "csrc/host/meeting.cc",
+        "if (next >> 32 != call || chunk >= num_chunks_) {",
+        "if (chunk >= num_chunks_) {",
+        ("meeting", "EveryChunkRunsOnce"),
+    ),
+    # ---- Failing ---------------------------------------------------------------------------------
+    Mutant(
+        "a wait ends at its deadline",
+        "csrc/host/call_site.cc",
+        "if (timeout_ns >= 0 && waited_ns >= timeout_ns) {",
+        "if (timeout_ns >= 0 && waited_ns >= 100 * timeout_ns) {",
+        ("failing", "ADeadlineNamesWhoCameAndWhoDidNot"),
+    ),
+    Mutant(
+        "the error tells who came from who did not",
+        "csrc/host/call_site.cc",
+        "std::string& list = call.arrived[r] ? came : missing;",
+        "std::string& list = call.arrived[r] ? missing : came;",
+        ("failing", "ADeadlineNamesWhoCameAndWhoDidNot"),
+    ),
+    Mutant(
+        "a call whose data moves never fails",
+        "csrc/host/meeting.cc",
+        "    if (state_ != State::kOpen || !(key_ == key)) {\n      return false;",
+        "    if (state_ == State::kDone || !(key_ == key)) {\n      return false;",
+        ("failing", "AMoveInProgressIsNeverFailed"),
+    ),
+    Mutant(
+        "only the call that was looked at fails",
+        "csrc/host/meeting.cc",
+        "    if (state_ != State::kOpen || !(key_ == key)) {\n      return false;",
+        "    if (state_ != State::kOpen) {\n      return false;",
+        ("failing", "OnlyTheOpenCallThatWasLookedAtFails"),
+    ),
+    Mutant(
+        "a late rank is turned away and touches nothing",
+        "csrc/host/meeting.cc",
+        "    if (state_ == State::kFailed) {\n      return",
+        "    if (false) {\n      return",
+        ("failing", "ALateRankIsTurnedAwayByTheMeetingItself"),
+    ),
+    Mutant(
+        "later calls of a failed run fail without meeting",
+        "csrc/host/meeting.cc",
+        "failure = Watchdog::Get().FailureOf(key.run); failure != nullptr) {\n    return",
+        "failure = Watchdog::Get().FailureOf(key.run); false) {\n    return",
+        ("failing", "CallsOfAFailedRunFailWithoutMeeting"),
+    ),
+    Mutant(
+        "a failure ends the other waits of its run",
+        "csrc/host/call_site.cc",
+        "FailureOf(call.key.run); cause != nullptr) {",
+        "FailureOf(call.key.run); false) {",
+        ("failing", "AFailureEndsTheOtherMeetingsOfItsRunAtOnce"),
+    ),
+    Mutant(
+        "a deadline fails its run",
+        "csrc/host/call_site.cc",
+        "      if (meetings_[i]->Fail(call.key, cause)) {",
+        "      if (meetings_[i]->Fail(call.key, cause) && false) {",
+        ("failing", "ADeadlineIsTheCauseOfItsRun"),
+    ),
+    Mutant(
+        "a failure spreads without waiting for the watchdog's next look",
+        "csrc/host/watchdog.cc",
+        "  look_.store(true, std::memory_order_release);\n",
+        "",
+        ("failing", "AFailureSpreadsWithoutWaitingForALook"),
+    ),
+    Mutant(
+        "a new limit counts for waits in progress",
+        "csrc/host/watchdog.cc",
+        "      site->Check(now_ns, timeout_ns_.load(std::memory_order_relaxed));",
+        "      static const std::int64_t first_ns = timeout_ns;\n"
+        "      site->Check(now_ns, first_ns);",
+        ("failing", "ANewLimitCountsForWaitsInProgress"),
+    ),
+    # ---- Records and memory ----------------------------------------------------------------------
+    Mutant(
+        "a call's record is filled in its order",
+        "csrc/host/meeting.cc",
+        "      rank.resumption.entry->Set(Moment::kMet, met_ns_);\n",
+        "",
+        ("recorder", "ACallReachesItsMomentsInOrder"),
+    ),
+    Mutant(
+        "a call allocates nothing",
+        "csrc/host/call_site.cc",
+        "  Visit visit;\n",
+        "  Visit visit;\n  delete new std::string(100, 'x');\n",
+        ("allocation", "CallsAllocateNothing"),
+    ),
+]
+
+
+def run_test(executable: str, name: str) -> str | None:
+    """Runs one test of the copy; returns how it failed, or None."""
+    process = subprocess.Popen(
+        [COPY / "build" / f"{executable}_test", name],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        code = process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return f"no end within {LIMIT_S} s"
+    if code == 0:
+        return None
+    return "fails" if code > 0 else f"ends by signal {-code}"
+
+
+def build(executable: str) -> None:
+    """Builds one test of the copy. An edit that does not compile is an error, not a catch."""
+    command = ["cmake", "--build", COPY / "build", "--target", f"{executable}_test"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(result.stdout + result.stderr)
+
+
+def prepare() -> None:
+    """Makes a fresh copy of what the tests are built from."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    for folder in ("csrc", "tests/cpp"):
+        shutil.copytree(ROOT / folder, COPY / folder)
+    shutil.copy(ROOT / "CMakeLists.txt", COPY)
+    options = ["-DJAXCOLL_BUILD_MODULE=OFF", "-DJAXCOLL_BUILD_TESTS=ON"]
+    command = ["cmake", "-S", COPY, "-B", COPY / "build", "-G", "Ninja", *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def check(mutant: Mutant) -> str | None:
+    """Returns how the test noticed the mutant, or None."""
+    path = COPY / mutant.file
+    original = path.read_text()
+    if original.count(mutant.old) != 1:
+        sys.exit(f"{mutant.file} does not hold this text once: {mutant.old!r}")
+    path.write_text(original.replace(mutant.old, mutant.new))
+    try:
+        build(mutant.test[0])
+        return run_test(*mutant.test)
+    finally:
+        path.write_text(original)
+
+
+def main() -> int:
+    mutants = [m for m in MUTANTS if len(sys.argv) < 2 or sys.argv[1] in m.rule]
+    prepare()
+    problems = 0
+    for test in dict.fromkeys(m.test for m in mutants):
+        build(test[0])
+        if how := run_test(*test):
+            print(f"{test[1]} {how} without a mutant", flush=True)
+            problems += 1
+    for mutant in mutants:
+        start = time.monotonic()
+        how = check(mutant)
+        problems += how is None
+        executable, name = mutant.test
+        print(
+            f"{'caught' if how else 'MISSED':6}  {mutant.rule}: {executable}_test {name} "
+            f"{how or 'passes'} ({time.monotonic() - start:.0f} s)",
+            flush=True,
+        )
+    print(f"{len(mutants)} mutants, {problems} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
