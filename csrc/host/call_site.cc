@@ -91,9 +91,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       member.rank = r;
       member.known = true;
     }
-    for (std::size_t i = 0; i < kMeetingsPerGroup; ++i) {
-      meetings_.push_back(std::make_unique<Meeting>(*this, groups_[g].size()));
-    }
+    meetings_.push_back(std::make_unique<Meeting>(*this, groups_[g].size()));
   }
   // One in reserve for each device, so that every waiting program can find a thread at once.
   Runners::Get().Reserve(members_.size() + 1);
@@ -128,9 +126,7 @@ CallSite::Visit CallSite::Begin(std::int64_t logical_id, std::int64_t device, st
   visit.key = {.run = run, .iteration = member.iteration};
   visit.rank = member.rank;
   visit.now_ns = NowNs();
-  const std::size_t which =
-      (static_cast<std::size_t>(run & 1) << 1) | static_cast<std::size_t>(member.iteration & 1);
-  visit.meeting = meetings_[member.group * kMeetingsPerGroup + which].get();
+  visit.meeting = meetings_[member.group].get();
   visit.entry = &Recorder::Get().Begin(device, id_, run, member.iteration, visit.now_ns);
   return visit;
 }
@@ -146,19 +142,20 @@ Arrival CallSite::Arrive(const Visit& visit, WaiterFactory& factory) {
 
 void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
   Meeting::OpenCall call;
-  for (std::size_t i = 0; i < meetings_.size(); ++i) {
-    if (!meetings_[i]->IsOpen(call)) {
+  for (std::size_t group = 0; group < meetings_.size(); ++group) {
+    Meeting& meeting = *meetings_[group];
+    if (!meeting.IsOpen(call)) {
       continue;
     }
     if (auto cause = Watchdog::Get().FailureOf(call.key.run); cause != nullptr) {
-      meetings_[i]->Fail(call.key, cause);
+      meeting.Fail(call.key, cause);
       continue;
     }
     const std::int64_t waited_ns = now_ns - call.opened_ns;
     if (timeout_ns >= 0 && waited_ns >= timeout_ns) {
       auto cause = std::make_shared<const Status>(
-          DeadlineExceeded(Describe(i / kMeetingsPerGroup, call, waited_ns, timeout_ns)));
-      if (meetings_[i]->Fail(call.key, cause)) {
+          DeadlineExceeded(Describe(group, call, waited_ns, timeout_ns)));
+      if (meeting.Fail(call.key, cause)) {
         Watchdog::Get().FailRun(call.key.run, std::move(cause));
       }
     }

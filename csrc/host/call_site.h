@@ -61,10 +61,6 @@ class CallSite {
   void Check(std::int64_t now_ns, std::int64_t timeout_ns);
 
  private:
-  // A rank can be at iteration i + 1 while another has not yet left i, and a new run can begin
-  // while a failed one is still being told of it. Neighbours in either count never share a meeting.
-  static constexpr std::size_t kMeetingsPerGroup = 4;
-
   struct Member {
     std::size_t group = 0;
     std::size_t rank = 0;
@@ -84,7 +80,7 @@ class CallSite {
   const std::unique_ptr<const Work> work_;
   Pace* const pace_;
   std::vector<Member> members_;                     // by logical id
-  std::vector<std::unique_ptr<Meeting>> meetings_;  // kMeetingsPerGroup for each group
+  std::vector<std::unique_ptr<Meeting>> meetings_;  // by group
   std::atomic<int> references_{1};
 };
 

@@ -50,9 +50,9 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     return {Answer::kFailed, std::move(failure)};
   }
   Rank& me = ranks_[rank];
+  std::uint64_t num_done_before = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // Everybody came to a call that is done: the same key means a RunId that is used again.
     if (state_ == State::kDone || !(key_ == key)) {
       if (state_ == State::kOpen || state_ == State::kMoving) {
         return {
@@ -92,6 +92,7 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
       return {Answer::kWaits, nullptr};
     }
     state_ = State::kMoving;
+    num_done_before = num_done_;
   }
 
   // This is the last rank: everything below is its own until Finish or until chunks are handed out.
@@ -104,24 +105,22 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     return {Answer::kReady, nullptr};
   }
 
-  const std::uint32_t call = ++call_;
   chunks_done_.store(0, std::memory_order_relaxed);
-  next_chunk_.store(std::uint64_t{call} << 32, std::memory_order_release);
+  next_chunk_.store(0, std::memory_order_release);
   TaskList help;
   for (Help& helper : helpers_) {
-    helper.call.store(call, std::memory_order_relaxed);
     if (!helper.queued.exchange(true, std::memory_order_acq_rel)) {
       site_.Ref();
       help.Append(helper);
     }
   }
   Runners::Get().Help(help);
-  if (WorkOn(call)) {
+  if (RunChunks()) {
     entry.Set(Moment::kResumed, Finish());
     return {Answer::kReady, nullptr};
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (state_ == State::kDone) {
+  if (num_done_ != num_done_before) {  // not state_: the next call may be open already
     entry.Set(Moment::kResumed, NowNs());
     return {Answer::kReady, nullptr};
   }
@@ -130,23 +129,17 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   return {Answer::kWaits, nullptr};
 }
 
-bool Meeting::WorkOn(std::uint32_t call) {
+bool Meeting::RunChunks() {
   const Buffers buffers{operands_.data(), results_.data(), num_ranks_};
-  std::uint64_t next = next_chunk_.load(std::memory_order_acquire);
   for (;;) {
-    const std::size_t chunk = next & 0xffffffffU;
-    if (next >> 32 != call || chunk >= num_chunks_) {
+    const std::size_t chunk = next_chunk_.fetch_add(1, std::memory_order_acq_rel);
+    if (chunk >= num_chunks_) {
       return false;
-    }
-    if (!next_chunk_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel,
-                                           std::memory_order_acquire)) {
-      continue;
     }
     site_.work().Run(chunk, buffers);
     if (chunks_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_chunks_) {
       return true;
     }
-    next = next_chunk_.load(std::memory_order_acquire);
   }
 }
 
@@ -156,6 +149,7 @@ std::int64_t Meeting::Finish() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     state_ = State::kDone;
+    ++num_done_;
     for (Rank& rank : ranks_) {
       rank.resumption.entry->Set(Moment::kOpened, opened_ns_);
       rank.resumption.entry->Set(Moment::kMet, met_ns_);
@@ -217,7 +211,7 @@ void Meeting::Resumption::Run() {
 void Meeting::Help::Run() {
   queued.store(false, std::memory_order_release);
   CallSite& site = meeting->site_;
-  if (meeting->WorkOn(call.load(std::memory_order_relaxed))) {
+  if (meeting->RunChunks()) {
     meeting->Finish();
   }
   site.Unref();

@@ -9,8 +9,9 @@
 // moves, every rank waits for the movers, because buffers are read and written in place. A rank
 // that arrives at a failed meeting gets its error and touches nothing.
 //
-// A meeting serves one call after the other. It is opened anew by the first rank with a new Key;
-// CallSite keeps enough meetings that this happens only after all ranks have left the old one.
+// A meeting serves one call after the other. It is opened anew by the first rank that comes after a
+// call is done or failed, while other ranks, helpers and the last rank itself may still be on their
+// way out: none of them looks at more than its own Rank, the chunk counters and the count of calls.
 #pragma once
 
 #include <atomic>   // std::atomic
@@ -117,7 +118,6 @@ class Meeting {
     void Run() override;
 
     Meeting* meeting = nullptr;
-    std::atomic<std::uint32_t> call{0};
     std::atomic<bool> queued{false};
   };
 
@@ -127,9 +127,8 @@ class Meeting {
     bool waits = false;
   };
 
-  /// Runs chunks of call number `call` until none is left to begin; true for the thread that
-  /// finished the last one.
-  bool WorkOn(std::uint32_t call);
+  /// Runs chunks until none is left to begin; true for the thread that finished the last one.
+  bool RunChunks();
   /// Data is in place: closes the call and has all ranks resumed that wait. Returns the time.
   std::int64_t Finish();
   void Collect(TaskList& resumptions);  // of the ranks that wait; requires mutex_
@@ -141,20 +140,20 @@ class Meeting {
   std::vector<const void*> operands_;
   std::vector<void*> results_;
 
-  std::mutex mutex_;  // guards the next seven
+  std::mutex mutex_;  // guards the next eight
   State state_ = State::kDone;
   Key key_;
   std::int64_t opened_ns_ = 0;
   std::int64_t met_ns_ = 0;
   std::size_t num_arrived_ = 0;
+  std::uint64_t num_done_ = 0;  // calls
   std::vector<Rank> ranks_;
   std::shared_ptr<const Status> failure_;
 
-  // The call's number in the upper half and the next chunk to begin in the lower: a helper that
-  // comes late, for a call that is over, can't take a chunk of the next one.
-  std::atomic<std::uint64_t> next_chunk_{0};
+  // Of the call in progress. A helper that comes late for one call is as good a helper for the
+  // next: whoever takes a chunk sees the buffers of the call that it belongs to.
+  std::atomic<std::size_t> next_chunk_{0};
   std::atomic<std::size_t> chunks_done_{0};
-  std::uint32_t call_ = 0;  // written by the last rank to come, before it moves
   std::vector<Help> helpers_;
 };
 

@@ -1,15 +1,19 @@
 // tests/cpp/meeting_test.cc: which call meets which, and that nothing else does.
+#include <sched.h>  // sched_setscheduler
+
 #include <atomic>   // std::atomic
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t
 #include <limits>   // std::numeric_limits
 #include <memory>   // std::make_unique
 #include <string>   // std::string
+#include <thread>   // std::thread
 #include <utility>  // std::move
 #include <vector>   // std::vector
 
 #include "core/clock.h"
 #include "host/call_site.h"
+#include "host/runners.h"
 #include "ranks.h"
 #include "testing.h"
 
@@ -216,6 +220,50 @@ void EveryChunkRunsOnce(Context& context) {
   }
 }
 
+/// While it lives, every core has something better to do than to run a thread of SCHED_IDLE.
+class BusyCores {
+ public:
+  BusyCores() {
+    for (std::size_t i = 0; i < Runners::Get().num_cores(); ++i) {
+      threads_.emplace_back([this] {
+        while (!ended_.load(std::memory_order_relaxed)) {
+        }
+      });
+    }
+  }
+  ~BusyCores() {
+    ended_.store(true);
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
+
+ private:
+  std::atomic<bool> ended_{false};
+  std::vector<std::thread> threads_;
+};
+
+void SetPolicy(int policy) {
+  const sched_param param{};
+  Check(sched_setscheduler(0, policy, &param) == 0, "the scheduling policy can be set");
+}
+
+/// Helpers finish the call before the last rank to come takes a chunk, for want of a core, and the
+/// other rank opens the meeting for the next call.
+void TheLastRankMayLeaveLate(Context& context) {
+  const BusyCores busy;
+  for (int i = 0; i < 30; ++i) {
+    const Site site =
+        MakeSite(1, OneGroup(2), std::make_unique<StampWork>(2, std::size_t{1} << 20));
+    const std::int64_t run = FreshRuns();
+    RunThreads(context, 1, [&](std::size_t) {
+      Repeat(*site, 2, /*rank=*/0, run, /*iterations=*/2, /*first=*/0, /*num_chunks=*/2).Start();
+      SetPolicy(SCHED_IDLE);
+      Repeat(*site, 2, /*rank=*/1, run, /*iterations=*/2, /*first=*/0, /*num_chunks=*/2).Start();
+    });
+  }
+}
+
 /// One call on a site that its program frees right after.
 Program Own(std::shared_ptr<CallSite> site, std::size_t num_ranks, std::size_t rank,
             std::int64_t run, std::size_t num_chunks) {
@@ -242,21 +290,37 @@ void ASiteEndsWithItsProgram(Context& context) {
   }
 }
 
+/// XLA runs the launches of a program one after the other, and so never does this. If it did, or if
+/// a device lost count, ranks must not meet for different executions.
 void OverlappingExecutionsAreRefused(Context& context) {
-  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
-  const std::int64_t run = FreshRuns();
-  const auto overlap = [](CallSite& s, std::int64_t other_run) -> Program {
-    Stamped stamped(2);
-    const CallResult result = co_await stamped.Begin(s, 1, 1, other_run, 0);
-    Check(!result.ok && result.error.find("overlap") != std::string::npos,
-          "the overlap is refused, and said: " + result.error);
-    Check(stamped.untouched(), "a refused rank's buffer is left alone");
-  };
-  RunThreads(context, 1, [&](std::size_t) {
-    Repeat(*site, 2, /*rank=*/0, run, 1).Start();
-    overlap(*site, run + 2).Start();  // the meeting of `run`, which is still open
-    Repeat(*site, 2, /*rank=*/1, run, 1).Start();
-  });
+  for (const bool other_run : {true, false}) {
+    const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+    const std::int64_t run = FreshRuns();
+    const auto overlap = [&](std::size_t rank) -> Program {
+      Stamped stamped(2);
+      const CallResult result =
+          co_await stamped.Begin(*site, rank, rank, other_run ? run + 1 : run, 0);
+      Check(!result.ok && result.error.find("overlap") != std::string::npos,
+            "the overlap is refused, and said: " + result.error);
+      Check(stamped.untouched(), "a refused rank's buffer is left alone");
+    };
+    const auto waits = [&](std::size_t rank) -> Program {
+      Stamped stamped(2);
+      const CallResult result = co_await stamped.Begin(*site, rank, rank, run, 0);
+      Check(!result.ok, "the run has failed for all ranks");
+    };
+    RunThreads(context, 1, [&](std::size_t) {
+      if (other_run) {
+        Repeat(*site, 2, /*rank=*/0, run, 1).Start();
+        overlap(/*rank=*/1).Start();
+        Repeat(*site, 2, /*rank=*/1, run, 1).Start();
+      } else {
+        waits(/*rank=*/0).Start();
+        site->Begin(/*logical_id=*/1, kFirstDevice + 1, run);  // an execution that never arrives
+        overlap(/*rank=*/1).Start();
+      }
+    });
+  }
 }
 
 }  // namespace
@@ -274,6 +338,7 @@ int main(int argc, char** argv) {
                    {"StrangersAreTurnedAway", StrangersAreTurnedAway},
                    {"HelpersFinishBeforeAnybodyGoesOn", HelpersFinishBeforeAnybodyGoesOn},
                    {"EveryChunkRunsOnce", EveryChunkRunsOnce},
+                   {"TheLastRankMayLeaveLate", TheLastRankMayLeaveLate},
                    {"ASiteEndsWithItsProgram", ASiteEndsWithItsProgram},
                    {"OverlappingExecutionsAreRefused", OverlappingExecutionsAreRefused}},
                   argc, argv);

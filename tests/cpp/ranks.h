@@ -244,7 +244,7 @@ inline void RunRanks(Context& context, std::size_t num_ranks,
 
 /// The first of a thousand run ids that no other test uses: failures stick to a run.
 inline std::int64_t FreshRuns() {
-  static std::atomic<std::int64_t> next{0};
+  static std::atomic<std::int64_t> next{1000};
   return next.fetch_add(1000, std::memory_order_relaxed);
 }
 
