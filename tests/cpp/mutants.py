@@ -112,8 +112,8 @@ MUTANTS = [
     Mutant(
         "the standby makes runners where all are blocked",
         "csrc/host/runners.cc",
-        "      while (num_overdue > num_woken_ && runners_.size() < kMaxRunners && AddRunner()) {\n",
-        "      while (false) {\n",
+        "while (num_overdue > num_woken_ && runners_.size() < kMaxRunners && AddRunner()) {",
+        "while (false) {",
         ("runners", "ManyProgramsMayBlockAtOnce"),
     ),
     Mutant(
