@@ -10,11 +10,12 @@ JAX ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-all bench lint format ctest wheel release-test build stubs signatures clean
+.PHONY: help demo test test-all bench lint format ctest wheel release-test env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -24,10 +25,10 @@ demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 mi
 	$(BIN)/python examples/train_lm.py $(ARGS)
 
 test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (under 10 minutes)
-	$(BIN)/pytest $(ARGS)
-	JAXCOLL_BACKEND=lax $(BIN)/pytest --ignore tests/repo --ignore tests/examples $(ARGS)
+	$(PYTEST) $(ARGS)
+	JAXCOLL_BACKEND=lax $(PYTEST) --ignore tests/repo --ignore tests/examples $(ARGS)
 
-test-all: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## everything, into tests/RESULTS.md
+test-all: $(VENV)/.tools  ## everything, on the oldest and the newest JAX, into tests/RESULTS.md
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py
 
 bench: $(VENV)/.dev$(JAX)  ## measure against jax.lax; table, JSON and plot in benchmarks/results
@@ -62,6 +63,8 @@ wheel: $(VENV)/.tools  ## a portable wheel in dist/
 release-test: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## try the wheel and the sources in empty environments
 	JAXCOLL_WHEEL="$$(ls -t "$$PWD"/dist/*.whl 2> /dev/null | head -n 1)" \
 	  $(BIN)/pytest -m release -rP $(ARGS)
+
+env: $(VENV)/.dev$(JAX)  ## the environment alone, $(VENV)
 
 stubs: $(VENV)/.dev$(JAX)  ## regenerate jaxcoll/_core.pyi from the extension
 	$(BIN)/python -m nanobind.stubgen -q -m jaxcoll._core -o jaxcoll/_core.pyi
