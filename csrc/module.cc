@@ -12,7 +12,7 @@
 #include "host/call_site.h"
 #include "host/recorder.h"
 #include "host/watchdog.h"
-#include "kernels/reduce.h"
+#include "kernels/kernel_sets.h"
 
 namespace nb = nanobind;
 

@@ -1,6 +1,6 @@
 """Prints the newest Python from PATH or pyenv that can have the newest JAX, or nothing.
 
-    python tools/newest_python.py
+python tools/newest_python.py
 """
 
 import glob

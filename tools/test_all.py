@@ -46,7 +46,9 @@ def make_environments() -> list[tuple[str, pathlib.Path]]:
     environments = []
     for venv, variables in chosen:
         subprocess.run(["make", "env", f"VENV={venv}", *variables], cwd=ROOT, check=True)
-        version = "import jax, sys; print(f'jax {jax.__version__}, Python {sys.version.split()[0]}')"
+        version = (
+            "import jax, sys; print(f'jax {jax.__version__}, Python {sys.version.split()[0]}')"
+        )
         python = ROOT / venv / "bin" / "python"
         name = subprocess.run([python, "-c", version], capture_output=True, text=True, check=True)
         environments.append((name.stdout.strip(), ROOT / venv))

@@ -5,6 +5,8 @@
 #include <cstring>    // std::memcpy, std::memset
 #include <utility>    // std::move
 
+#include "kernels/copy.h"
+
 namespace jaxcoll {
 namespace {
 
@@ -20,8 +22,17 @@ void CopyColumns(std::byte* to, std::size_t to_step, const std::byte* from, std:
   }
 }
 
+// Shorter rows are not worth the fence after each.
+constexpr std::size_t kStreamBytes = 4096;
+
 void CopyRows(std::byte* to, std::size_t to_step, const std::byte* from, std::size_t from_step,
-              std::size_t count, std::size_t bytes) {
+              std::size_t count, std::size_t bytes, CopyFn stream_copy) {
+  if (stream_copy != nullptr && bytes >= kStreamBytes) {
+    for (std::size_t j = 0; j < count; ++j) {
+      stream_copy(to + j * to_step, from + j * from_step, bytes);
+    }
+    return;
+  }
   switch (bytes) {
     case 1:
       return CopyColumns<1>(to, to_step, from, from_step, count);
@@ -38,6 +49,11 @@ void CopyRows(std::byte* to, std::size_t to_step, const std::byte* from, std::si
         std::memcpy(to + j * to_step, from + j * from_step, bytes);
       }
   }
+}
+
+// For a call that moves so many bytes; null where they stay in the caches.
+CopyFn StreamCopyFor(std::size_t bytes_moved) {
+  return bytes_moved >= CacheBytes() ? GetStreamCopy() : nullptr;
 }
 
 }  // namespace
@@ -65,6 +81,7 @@ void ExchangeWork::Run(std::size_t chunk, const Buffers& buffers) const {
                                 target * layout_.from_block + piece.begin;
   std::byte* const to =
       static_cast<std::byte*>(buffers.results[target]) + source * layout_.to_block + piece.begin;
+  const CopyFn stream_copy = StreamCopyFor(bytes_moved(buffers.num_ranks));
   // The piece counts rows and columns as one; a run within one row has constant steps.
   for (std::size_t at = piece.row; at < piece.row + piece.num_rows;) {
     const std::size_t i = at / layout_.columns;
@@ -72,7 +89,7 @@ void ExchangeWork::Run(std::size_t chunk, const Buffers& buffers) const {
     const std::size_t count = std::min(layout_.columns - j, piece.row + piece.num_rows - at);
     CopyRows(to + i * layout_.to_row + j * layout_.to_column, layout_.to_column,
              from + i * layout_.from_row + j * layout_.from_column, layout_.from_column, count,
-             piece.length);
+             piece.length, stream_copy);
     at += count;
   }
 }
@@ -98,7 +115,7 @@ void PermuteWork::Run(std::size_t chunk, const Buffers& buffers) const {
   const std::byte* const from =
       static_cast<const std::byte*>(buffers.operands[source]) + piece.begin;
   if (from != to) {
-    std::memcpy(to, from, piece.length);
+    CopyRows(to, 0, from, 0, 1, piece.length, StreamCopyFor(bytes_moved(buffers.num_ranks)));
   }
 }
 

@@ -1,10 +1,16 @@
 // kernels/dispatch.cc: chooses the instruction set, once.
-#include <cstddef>  // std::size_t
-#include <span>     // std::span
+#include <unistd.h>  // sysconf
+
+#include <algorithm>  // std::clamp
+#include <cstddef>    // std::size_t
+#include <cstring>    // std::memcpy
+#include <span>       // std::span
 
 #include "core/types.h"
+#include "kernels/copy.h"
+#include "kernels/isa_units.h"
+#include "kernels/kernel_sets.h"
 #include "kernels/reduce.h"
-#include "kernels/reduce_sets.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>  // __get_cpuid
@@ -13,8 +19,10 @@
 namespace jaxcoll {
 namespace {
 
+void MemoryCopy(void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+
 struct SetList {
-  KernelSet sets[3] = {{"baseline", &GetReduceBaseline}};
+  KernelSet sets[3] = {{"baseline", &GetReduceBaseline, &MemoryCopy}};
   std::size_t size = 1;
 
   void Add(KernelSet set) { sets[size++] = set; }
@@ -32,10 +40,10 @@ SetList FindSets() {
   const bool has_f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
   __builtin_cpu_init();  // A constructor of another library may call us before libgcc's has run.
   if (__builtin_cpu_supports("avx2") && has_f16c) {
-    list.Add({"avx2", &GetReduceAvx2});
+    list.Add({"avx2", &GetReduceAvx2, &StreamCopyAvx2});
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      list.Add({"avx512", &GetReduceAvx512});
+      list.Add({"avx512", &GetReduceAvx512, &StreamCopyAvx2});
     }
   }
 #endif
@@ -47,6 +55,18 @@ SetList FindSets() {
 std::span<const KernelSet> SupportedKernelSets() {
   static const SetList list = FindSets();  // On first use, so no initialisation order matters.
   return {list.sets, list.size};
+}
+
+CopyFn GetStreamCopy() { return SupportedKernelSets().back().stream_copy; }
+
+std::size_t CacheBytes() {
+  static const std::size_t size = [] {
+    const long known = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    // The C library may not know; and more than the limit is several caches.
+    return std::size_t{1024} * 1024 *
+           static_cast<std::size_t>(known > 0 ? std::clamp(known >> 20, 4L, 64L) : 32L);
+  }();
+  return size;
 }
 
 ReduceFn GetReduce(DType dtype, ReduceOp op) { return SupportedKernelSets().back().get(dtype, op); }

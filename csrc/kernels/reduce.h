@@ -4,9 +4,7 @@
 // with its own flags), chosen once at load. Single-threaded; callers split the work.
 #pragma once
 
-#include <cstddef>      // std::size_t
-#include <span>         // std::span
-#include <string_view>  // std::string_view
+#include <cstddef>  // std::size_t
 
 #include "core/types.h"
 
@@ -40,14 +38,5 @@ using ReduceFn = void (*)(const void* const* srcs, std::size_t num_srcs, void* c
 /// meaning: kMax and kMin of complex numbers, kAnd and kOr of anything but kBool and integers,
 /// kMean of anything but floating point and complex numbers, kSum and kProd of kBool.
 ReduceFn GetReduce(DType dtype, ReduceOp op);
-
-/// One instruction set's table, for tests that compare all of them with the baseline.
-struct KernelSet {
-  std::string_view name;  ///< "baseline", "avx2", "avx512"
-  ReduceFn (*get)(DType dtype, ReduceOp op);
-};
-
-/// Every set that this machine can run, the baseline first, the one in use last.
-std::span<const KernelSet> SupportedKernelSets();
 
 }  // namespace jaxcoll

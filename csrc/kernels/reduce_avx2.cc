@@ -7,8 +7,8 @@
 #include <cstring>  // std::memcpy, std::memset
 
 #include "core/types.h"
+#include "kernels/isa_units.h"
 #include "kernels/reduce.h"
-#include "kernels/reduce_sets.h"
 #include "kernels/reduce_simd-inl.h"
 
 namespace jaxcoll {

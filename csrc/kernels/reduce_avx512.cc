@@ -6,8 +6,8 @@
 #include <cstdint>  // std::uint64_t
 
 #include "core/types.h"
+#include "kernels/isa_units.h"
 #include "kernels/reduce.h"
-#include "kernels/reduce_sets.h"
 #include "kernels/reduce_simd-inl.h"
 
 namespace jaxcoll {

@@ -10,8 +10,8 @@
 #include <cstring>  // std::memcpy
 
 #include "core/types.h"
+#include "kernels/isa_units.h"
 #include "kernels/reduce.h"
-#include "kernels/reduce_sets.h"
 #include "kernels/reduce_table-inl.h"
 
 namespace jaxcoll {

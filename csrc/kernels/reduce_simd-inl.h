@@ -39,9 +39,9 @@
 #include <utility>  // std::index_sequence
 
 #include "core/types.h"                // DType, ReduceOp
+#include "kernels/isa_units.h"         // GetReduceBaseline
 #include "kernels/reduce.h"            // ReduceFn
 #include "kernels/reduce_lanes-inl.h"  // Lane
-#include "kernels/reduce_sets.h"       // GetReduceBaseline
 #include "kernels/reduce_table-inl.h"  // Identity
 
 namespace jaxcoll {

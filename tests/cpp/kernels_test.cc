@@ -13,6 +13,7 @@
 #include <vector>     // std::vector
 
 #include "core/types.h"
+#include "kernels/kernel_sets.h"
 #include "kernels/reduce.h"
 #include "kernels_reference.h"
 #include "testing.h"
@@ -356,6 +357,28 @@ void CutsDoNotMatter(Context& context) {
   });
 }
 
+void StreamCopiesAreCopies(Context& context) {
+  constexpr std::size_t kMargin = 70;
+  for (const KernelSet& set : SupportedKernelSets()) {
+    for (const std::size_t bytes : {0, 1, 63, 64, 65, 127, 128, 1000, 4096, 100'003}) {
+      for (const std::size_t shift : {0, 1, 32, 63}) {
+        Bytes from(bytes + 2 * kMargin);
+        for (std::size_t i = 0; i < from.size(); ++i) {
+          from[i] = static_cast<std::byte>(i * 31 + i / 256);
+        }
+        Bytes to(from.size(), kPoison);
+        Bytes expected = to;
+        std::memcpy(expected.data() + shift, from.data() + 7, bytes);
+        set.stream_copy(to.data() + shift, from.data() + 7, bytes);
+        context.Expect(to == expected, [&] {
+          return std::string(set.name) + ": " + std::to_string(bytes) + " bytes to " +
+                 std::to_string(shift);
+        });
+      }
+    }
+  }
+}
+
 /// Buffers whose neighbouring pages cannot be touched: sanitizers do not see masked vector loads.
 void StaysInsidePages(Context& context) {
   const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -395,6 +418,7 @@ int main(int argc, char** argv) {
                    {"SpecialValues", SpecialValues},
                    {"FlushToZeroChangesAllSetsAlike", FlushToZeroChangesAllSetsAlike},
                    {"CutsDoNotMatter", CutsDoNotMatter},
+                   {"StreamCopiesAreCopies", StreamCopiesAreCopies},
                    {"StaysInsidePages", StaysInsidePages}},
                   argc, argv);
 }

@@ -16,6 +16,7 @@
 #include "host/reduce_work.h"
 #include "host/slabs.h"
 #include "host/work.h"
+#include "kernels/copy.h"
 #include "kernels/reduce.h"
 #include "testing.h"
 
@@ -407,6 +408,29 @@ void Broadcasts(Context& context) {
   }
 }
 
+/// From the size of the cache on, copies take another way.
+void CopiesLargerThanTheCaches(Context& context) {
+  const std::size_t bytes = CacheBytes() / 4 + 13;
+  CheckExchange(context, "all_gather of " + std::to_string(bytes) + " bytes",
+                {.rows = 1,
+                 .columns = 1,
+                 .bytes = bytes,
+                 .from_block = 0,
+                 .from_row = 0,
+                 .from_column = 0,
+                 .to_block = bytes,
+                 .to_row = 0,
+                 .to_column = 0},
+                2, bytes, 2 * bytes);
+  const PermuteWork work({1, 0}, bytes);
+  Ranks ranks(work, 2, /*in_place=*/false);
+  ranks.RunAndCheck(context, "ppermute of " + std::to_string(bytes) + " bytes",
+                    [&](std::size_t, std::size_t target) {
+                      const Byte* const from = ranks.Operand(0, 1 - target);
+                      return Bytes(from, from + bytes);
+                    });
+}
+
 }  // namespace
 }  // namespace jaxcoll::testing
 
@@ -418,6 +442,7 @@ int main(int argc, char** argv) {
                    {"AllGathers", AllGathers},
                    {"AllToAlls", AllToAlls},
                    {"Permutes", Permutes},
-                   {"Broadcasts", Broadcasts}},
+                   {"Broadcasts", Broadcasts},
+                   {"CopiesLargerThanTheCaches", CopiesLargerThanTheCaches}},
                   argc, argv);
 }
