@@ -36,18 +36,21 @@ class Timing:
 def measure(programs: Mapping[str, Program], rounds: int, budget_s: float = 1.5) -> Timing:
     """Runs all programs once a round, in turn, until `rounds` or the budget is reached.
 
-    At least three rounds are made. Every program has run once before the first.
+    At least three rounds are made. Every program has run once before the first. Each round begins
+    with another program: which one a program follows decides what it finds in caches and heap.
     """
     for program in programs.values():
         jax.block_until_ready(program())
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    names = list(programs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     begin = time.perf_counter()
     for done in range(rounds):
         if done >= 3 and time.perf_counter() - begin > budget_s:
             break
-        for name, program in programs.items():
+        first = done % len(names)
+        for name in names[first:] + names[:first]:
             start = time.perf_counter()
-            jax.block_until_ready(program())
+            jax.block_until_ready(programs[name]())
             seconds[name].append(time.perf_counter() - start)
     return Timing(seconds)
 
