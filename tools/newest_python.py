@@ -18,10 +18,14 @@ def newest_python() -> str | None:
     for minor in MINORS:
         name = f"python3.{minor}"
         for path in (shutil.which(name), *glob.glob(f"{pyenv}/versions/3.{minor}.*/bin/{name}")):
-            probe = [path, "-c", "import ensurepip, venv"]
-            if path and subprocess.run(probe, capture_output=True).returncode == 0:
+            if path is not None and _makes_environments(path):
                 return path
     return None
+
+
+def _makes_environments(python: str) -> bool:
+    probe = [python, "-c", "import ensurepip, venv"]
+    return subprocess.run(probe, capture_output=True).returncode == 0
 
 
 if __name__ == "__main__":
