@@ -9,10 +9,15 @@ import jaxcoll._config
 
 if TYPE_CHECKING:
     from jaxcoll import models as models
+    from jaxcoll._accelerate import accelerate_lax as accelerate_lax
     from jaxcoll._config import config as config
     from jaxcoll._config import using as using
     from jaxcoll._errors import CollectiveError as CollectiveError
     from jaxcoll._errors import NativeUnavailableError as NativeUnavailableError
+    from jaxcoll._explain import Report as Report
+    from jaxcoll._explain import explain as explain
+    from jaxcoll._info import Info as Info
+    from jaxcoll._info import info as info
     from jaxcoll._processes import simulate_cpu_devices as simulate_cpu_devices
     from jaxcoll.collectives.all_gather import all_gather as all_gather
     from jaxcoll.collectives.all_reduce import all_reduce as all_reduce
@@ -24,12 +29,17 @@ if TYPE_CHECKING:
 # Public name -> module; loaded on first use, so that `import jaxcoll` costs next to nothing.
 _HOMES = {
     "CollectiveError": "jaxcoll._errors",
+    "Info": "jaxcoll._info",
     "NativeUnavailableError": "jaxcoll._errors",
+    "Report": "jaxcoll._explain",
+    "accelerate_lax": "jaxcoll._accelerate",
     "all_gather": "jaxcoll.collectives.all_gather",
     "all_reduce": "jaxcoll.collectives.all_reduce",
     "all_to_all": "jaxcoll.collectives.all_to_all",
     "broadcast": "jaxcoll.collectives.broadcast",
     "config": "jaxcoll._config",
+    "explain": "jaxcoll._explain",
+    "info": "jaxcoll._info",
     "ppermute": "jaxcoll.collectives.ppermute",
     "reduce_scatter": "jaxcoll.collectives.reduce_scatter",
     "simulate_cpu_devices": "jaxcoll._processes",
@@ -56,3 +66,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if jaxcoll._config.accelerates_lax():  # by the environment
+    importlib.import_module("jaxcoll._accelerate")

@@ -82,8 +82,10 @@ def backends_are_initialized() -> bool:
 
 def replica_groups(
     ctx: mlir.LoweringRuleContext, axes: Sequence[str], axis_index_groups: Any
-) -> list[list[int]]:
-    """Returns the logical ids of every group, in rank order."""
+) -> list[list[int]] | None:
+    """Returns the logical ids of every group, in rank order; None outside of a manual region."""
+    if problem() is not None or manual_axes(ctx) is None:
+        return None
     from jax._src.lax import parallel
 
     groups = parallel._replica_groups(ctx.module_context.axis_context, axes, axis_index_groups)
@@ -133,13 +135,24 @@ def equation_metadata(ctx: mlir.LoweringRuleContext) -> Mapping[str, Any]:
 
 def source_line(ctx: mlir.LoweringRuleContext) -> str:
     """Returns the user's `file:line (function)` of the equation, or "unknown line"."""
+    return _line(ctx.traceback)
+
+
+def _line(traceback: Any) -> str:
+    if problem() is not None:
+        return "unknown line"
     from jax._src import source_info_util
 
     _hide_own_frames()
-    frame = source_info_util.user_frame(ctx.traceback)
+    frame = source_info_util.user_frame(traceback)
     if frame is None:
         return "unknown line"
     return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+
+def equation_line(equation: Any) -> str:
+    """Returns the user's `file:line (function)` of an equation that is not being lowered."""
+    return _line(equation.source_info.traceback)
 
 
 @ft.cache
@@ -148,25 +161,94 @@ def _hide_own_frames() -> None:
     register_exclusion(os.path.join(os.path.dirname(__file__), "collectives"))
 
 
+def platforms_with_rules(primitive: Primitive) -> list[str | None]:
+    """Returns CPU, the platforms for which lax has a rule of their own, and None for the others."""
+    from jax._src.interpreters import mlir as private
+
+    rules = private._platform_specific_lowerings.items()
+    return ["cpu", *(p for p, known in rules if primitive in known and p != "cpu"), None]
+
+
 @ft.cache
-def lax_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
+def lax_rule(primitive: Primitive, platform: str | None) -> Callable[..., Any]:
     """Returns lax's own lowering rule, as it was before ours was registered."""
     from jax._src.interpreters import mlir as private
 
-    entry = private._platform_specific_lowerings[platform].get(primitive)
+    entry = private._platform_specific_lowerings[platform].get(primitive) if platform else None
     return (entry or private._lowerings[primitive]).rule
 
 
-def lax_primitives() -> dict[str, Primitive]:
-    """Returns lax's primitives that the native path can serve, by our name of the op."""
+def lax_primitives() -> list[tuple[str, str | None, Primitive]]:
+    """Returns lax's primitives that the native path can serve, each after our op and reduction."""
     from jax._src.lax import parallel
 
-    return {
-        "all_gather": parallel.all_gather_p,
-        "reduce_scatter": parallel.reduce_scatter_p,
-        "all_to_all": parallel.all_to_all_p,
-        "ppermute": parallel.ppermute_p,
-    }
+    return [
+        ("all_reduce", "sum", parallel.psum_p),
+        ("all_reduce", "sum", parallel.psum_invariant_p),
+        ("all_reduce", "max", parallel.pmax_p),
+        ("all_reduce", "min", parallel.pmin_p),
+        ("all_gather", None, parallel.all_gather_p),
+        ("all_gather", None, parallel.all_gather_invariant_p),
+        ("reduce_scatter", "sum", parallel.reduce_scatter_p),
+        ("all_to_all", None, parallel.all_to_all_p),
+        ("ppermute", None, parallel.ppermute_p),
+    ]
+
+
+def branching_primitives() -> tuple[Primitive, Primitive]:
+    """Returns those of `lax.cond` (and `switch`), and of `lax.while_loop`."""
+    from jax._src.lax.control_flow import conditionals, loops
+
+    return conditionals.cond_p, loops.while_p
+
+
+def varying_axes(aval: Any) -> frozenset[str]:
+    """Returns the mesh axes over which a type says that values differ."""
+    return frozenset(aval.manual_axis_type.varying)
+
+
+def open_jaxpr(value: Any) -> Any:
+    """Returns the jaxpr of a closed or open one, or None for anything else."""
+    value = getattr(value, "jaxpr", value)
+    return value if hasattr(value, "eqns") else None
+
+
+_COMMUNICATING = {
+    "all_gather": "all_gather",
+    "all_gather_invariant": "all_gather",
+    "all_gather_reduced": "all_gather",
+    "all_reduce": "all_reduce",
+    "all_to_all": "all_to_all",
+    "broadcast_from_root": "broadcast",
+    "pbroadcast": "pbroadcast",
+    "pmax": "pmax",
+    "pmin": "pmin",
+    "ppermute": "ppermute",
+    "psum": "psum",
+    "psum_invariant": "psum",
+    "ragged_all_to_all": "ragged_all_to_all",
+    "reduce_scatter": "reduce_scatter",
+    "unreduced_psum": "psum",
+    "unreduced_reduce_scatter": "reduce_scatter",
+}
+
+
+def communicates(equation: Any) -> bool:
+    """Tells whether an equation is a collective over named axes."""
+    return equation.primitive.name in _COMMUNICATING and bool(equation_axes(equation))
+
+
+def op_name(equation: Any) -> str:
+    """Returns the name under which a user knows a collective."""
+    return _COMMUNICATING[equation.primitive.name]
+
+
+def equation_axes(equation: Any) -> list[str]:
+    """Returns the named axes of a collective equation."""
+    params = equation.params
+    axes = params["axes"] if "axes" in params else params.get("axis_name", ())
+    axes = axes if isinstance(axes, tuple | list) else (axes,)
+    return [axis for axis in axes if isinstance(axis, str)]
 
 
 def custom_call(target: str, **arguments: Any) -> Any:

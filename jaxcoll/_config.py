@@ -4,6 +4,7 @@ The backend is part of JAX's trace context, so a switch also takes effect on fun
 already compiled: they are traced again for the new setting, and found in the cache for the old one.
 """
 
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +45,14 @@ def backend_from(environment: Mapping[str, str]) -> Backend:
     return checked_backend("environment", "JAXCOLL_BACKEND", value) if value else "auto"
 
 
+def accelerates_from(environment: Mapping[str, str]) -> bool:
+    """Tells whether the environment switches `accelerate_lax` on."""
+    value = environment.get("JAXCOLL_ACCELERATE_LAX", "").strip()
+    if value not in ("", "0", "1"):
+        raise ValueError(one_of("environment", "JAXCOLL_ACCELERATE_LAX", value, ("0", "1")))
+    return value == "1"
+
+
 def timeout_from(environment: Mapping[str, str]) -> float | None:
     """Returns the limit on waits that the environment asks for, in seconds; None: no limit."""
     value = environment.get("JAXCOLL_TIMEOUT_S", "").strip()
@@ -66,6 +75,13 @@ def timeout_from(environment: Mapping[str, str]) -> float | None:
 # Local value: `using`. Global value: `config.backend`. None: the environment's.
 _backend_context = jax.make_user_context(default_value=None)
 
+# Local value: `with accelerate_lax()`. Global value: `accelerate_lax()`. None: the environment's.
+accelerate_context = jax.make_user_context(default_value=None)
+
+# Another value for each `freshly_traced()`.
+_fresh_context = jax.make_user_context(default_value=0)
+_fresh_values = itertools.count(1)
+
 
 class Config:
     """The process's settings. One instance, `jaxcoll.config`; safe to use from several threads.
@@ -80,7 +96,13 @@ class Config:
     """
 
     # A misspelt setting is an AttributeError.
-    __slots__ = ("_initial_backend", "_strict", "_timeout_listeners", "_timeout_s")
+    __slots__ = (
+        "_accelerates_lax",
+        "_initial_backend",
+        "_strict",
+        "_timeout_listeners",
+        "_timeout_s",
+    )
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Reads the initial values. Raises ValueError for a value that makes no sense."""
@@ -88,6 +110,7 @@ class Config:
         self._timeout_s = timeout_from(environment)
         self._timeout_listeners: list[Callable[[float | None], None]] = []
         self._strict = False
+        self._accelerates_lax = accelerates_from(environment)
 
     @property
     def backend(self) -> Backend:
@@ -151,6 +174,21 @@ def using(*, backend: Backend) -> Iterator[None]:
         ...     state = train_step(state, batch)
     """
     with _backend_context(checked_backend("jaxcoll.using", "backend", backend)):
+        yield
+
+
+def accelerates_lax() -> bool:
+    """Tells whether lax's own collectives are to be native where this is traced."""
+    value = accelerate_context.value
+    if value is None:
+        value = accelerate_context.get_global()
+    return bool(config._accelerates_lax if value is None else value)
+
+
+@contextmanager
+def freshly_traced() -> Iterator[None]:
+    """Has JAX trace and lower anew what is traced inside, whatever it remembers."""
+    with _fresh_context(next(_fresh_values)):
         yield
 
 

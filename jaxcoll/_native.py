@@ -22,7 +22,10 @@ def _load() -> tuple[ModuleType | None, str | None]:
         core = importlib.import_module("jaxcoll._core")
         config._on_timeout(core.set_timeout)
     except Exception as error:  # a broken or foreign extension fails in many ways
-        reason = f"the native extension can't be loaded ({error})"
+        if isinstance(error, ModuleNotFoundError) and error.name == "jaxcoll._core":
+            reason = "jaxcoll was installed without its native extension for this Python"
+        else:
+            reason = f"the native extension can't be loaded ({error})"
         logger.warning("jaxcoll: %s; collectives run on jax.lax.", reason)
         return None, reason
     return core, None
@@ -54,6 +57,17 @@ def unavailable_reason() -> str | None:
     """Says why native calls can't be lowered in this process, or None. Registers on first use."""
     with _register_lock:
         return _register()
+
+
+def missing_reason() -> str | None:
+    """Says why there is no extension, or None. Registers nothing, so JAX need not have started."""
+    return _load()[1]
+
+
+def kernel_sets() -> list[str]:
+    """Returns the instruction sets with kernels for this processor; the last one is in use."""
+    core, _ = _load()
+    return [] if core is None else core.kernel_sets()
 
 
 def describe_site(site: int, text: str) -> None:

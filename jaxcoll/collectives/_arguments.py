@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcoll import _compat
-from jaxcoll._config import config, logger
+from jaxcoll import _compat, _decisions
 from jaxcoll._errors import did_you_mean, listed
 from jaxcoll._types import DTYPES
 
@@ -181,9 +180,9 @@ def check_varies(axes: Axes, where: str, leaf: Any) -> None:
         "gradients, for instance), cast what it is computed from: "
         f'params = jax.lax.pcast(params, {to_cast}, to="varying").'
     )
-    if config.strict or not _compat.casts_implicitly():
+    if not _compat.casts_implicitly():
         raise ValueError(text)
-    logger.warning("jaxcoll: %s", text)
+    _decisions.warn(text)
 
 
 def cast_varying(axes: Axes, leaf: Any) -> Any:

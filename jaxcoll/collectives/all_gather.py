@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from jaxcoll._config import resolve_backend
-from jaxcoll._lowering import marked
+from jaxcoll._lax_rules import marked
 from jaxcoll._types import AxisIndexGroups, AxisName, Backend
 from jaxcoll.collectives._arguments import (
     check_axes,

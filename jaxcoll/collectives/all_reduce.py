@@ -20,9 +20,9 @@ from jax.interpreters import ad, batching, mlir
 from jaxcoll import _compat
 from jaxcoll._config import resolve_backend
 from jaxcoll._errors import one_of
-from jaxcoll._lowering import Call, Groups, lower
+from jaxcoll._lax_rules import all_reduce_call
+from jaxcoll._lowering import Request, lower
 from jaxcoll._types import (
-    DTYPES,
     HALF_PRECISION,
     REDUCE_OPS,
     AxisIndexGroups,
@@ -328,25 +328,13 @@ def _lower(
     axis_index_groups: Any,
     backend: Backend,
 ) -> Sequence[Any]:
-    def make_call(groups: Groups) -> Call | str:
-        attributes = {
-            "op": REDUCE_OPS[op],
-            "dtypes": [DTYPES[aval.dtype.name] for aval in ctx.avals_in],
-            "counts": [aval.size for aval in ctx.avals_in],
-        }
-        types = [operand.type for operand in operands]
-        return Call("all_reduce", axes, groups, attributes, types, in_place=True)
-
+    params = {"op": op, "axes": axes, "axis_index_groups": axis_index_groups, "backend": backend}
     return lower(
         ctx,
-        backend,
-        axes,
-        axis_index_groups,
-        make_call,
+        Request("all_reduce", axes, backend, axis_index_groups, reduction=op),
+        lambda _: all_reduce_call(ctx, operands, op),
         operands,
-        lambda: _lower_to_lax(
-            ctx, *operands, op=op, axes=axes, axis_index_groups=axis_index_groups, backend=backend
-        ),
+        lambda: _lower_to_lax(ctx, *operands, **params),
     )
 
 
@@ -384,5 +372,4 @@ def _reduce_gathered(op: ReduceOp, gathered: Any) -> Any:
     return ft.reduce(combine, list(_widened(gathered))).astype(gathered.dtype)
 
 
-mlir.register_lowering(all_reduce_p, _lower_to_lax)
-mlir.register_lowering(all_reduce_p, _lower, platform="cpu", cacheable=False)
+mlir.register_lowering(all_reduce_p, _lower, cacheable=False)

@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxcoll import _compat
 from jaxcoll._config import resolve_backend
-from jaxcoll._lowering import Call, Groups, lower
+from jaxcoll._lowering import Call, Groups, Request, lower
 from jaxcoll._types import AxisName, Backend
 from jaxcoll.collectives._arguments import cast_varying, check_axes, check_each_leaf
 
@@ -144,15 +144,13 @@ def _lower(
 ) -> Sequence[Any]:
     (aval,) = ctx.avals_in
 
-    def make_call(groups: Groups) -> Call | str:
+    def make_call(_: Groups) -> Call | str:
         attributes = {"bytes": math.prod(aval.shape) * aval.dtype.itemsize, "root": root}
-        return Call("broadcast", axes, groups, attributes, [x.type], in_place=True)
+        return Call(attributes, [x.type], in_place=True)
 
     return lower(
         ctx,
-        backend,
-        axes,
-        None,
+        Request("broadcast", axes, backend),
         make_call,
         [x],
         lambda: _lower_to_lax(ctx, x, axes=axes, root=root, backend=backend),
@@ -195,5 +193,4 @@ def _from_bits(bits: Any, dtype: Any) -> Any:
     return bits
 
 
-mlir.register_lowering(broadcast_p, _lower_to_lax)
-mlir.register_lowering(broadcast_p, _lower, platform="cpu", cacheable=False)
+mlir.register_lowering(broadcast_p, _lower, cacheable=False)

@@ -12,7 +12,7 @@ from jax import lax
 from jaxcoll import _compat
 from jaxcoll._config import resolve_backend
 from jaxcoll._errors import listed
-from jaxcoll._lowering import marked
+from jaxcoll._lax_rules import marked
 from jaxcoll._types import AxisName, Backend
 from jaxcoll.collectives._arguments import Axes, check_axes, check_each_leaf, check_varies
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxcoll._config import resolve_backend
 from jaxcoll._errors import one_of
-from jaxcoll._lowering import marked
+from jaxcoll._lax_rules import marked
 from jaxcoll._types import HALF_PRECISION, AxisIndexGroups, AxisName, Backend
 from jaxcoll.collectives._arguments import (
     check_axes,

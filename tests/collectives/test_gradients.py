@@ -1,6 +1,5 @@
 """Derivatives of every op: those of its twin, and those of the program on one device."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,101 +8,19 @@ import numpy as np
 import pytest
 from checks import assert_conforms, assert_same, mapped, mesh
 from helpers import DIFFERENTIABLE, OPS, Op, blocks
-from jax import lax
+from programs import DERIVATIVES, Function, weights
 
 import jaxcoll
 
-Function = Callable[[Any], Any]
 NOT_DIFFERENTIABLE = [op for op in OPS if not op.differentiable]
 
 
-def weights(y: Any, rank: Any = 0) -> Any:
-    """Returns another small number for every element of a result, and for every rank."""
-    small = jnp.arange(y.size).reshape(y.shape) % 7 + 1
-    return small.astype(y.dtype) + jnp.asarray(rank, y.dtype)
-
-
-def loss(f: Function) -> Function:
-    """Returns a scalar of each rank that is quadratic in `f`."""
-
-    def compute(x: Any) -> Any:
-        y = f(x)
-        return (y * y * weights(y, lax.axis_index("x"))).sum()
-
-    return compute
-
-
-def grad(f: Function, x: Any) -> Any:
-    return jax.value_and_grad(loss(f))(x)
-
-
-def vjp(f: Function, x: Any) -> Any:
-    y, pull = jax.vjp(f, x)
-    return y, pull(y)
-
-
-def jvp(f: Function, x: Any) -> Any:
-    return jax.jvp(f, (x,), (x + 1,))
-
-
-def grad_of_grad(f: Function, x: Any) -> Any:
-    def slope(x: Any) -> Any:
-        return (jax.grad(loss(f))(x) * weights(x)).sum()
-
-    return jax.grad(slope)(x)
-
-
-def jvp_of_grad(f: Function, x: Any) -> Any:
-    return jax.jvp(jax.grad(loss(f)), (x,), (x + 1,))
-
-
-def grad_of_checkpoint(f: Function, x: Any) -> Any:
-    return jax.grad(loss(jax.checkpoint(f)))(x)
-
-
-def grad_of_scan(f: Function, x: Any) -> Any:
-    def total(x: Any) -> Any:
-        def step(total: Any, scale: Any) -> Any:
-            return total + loss(f)(x * scale), None
-
-        return lax.scan(step, 0 * x.sum(), jnp.arange(1, 4).astype(x.dtype))[0]
-
-    return jax.grad(total)(x)
-
-
-def grad_of_cond(f: Function, x: Any) -> Any:
-    taken = lax.pmax(lax.stop_gradient(x).sum(), "x") < 1000
-    return jax.grad(lambda x: lax.cond(taken, loss(f), lambda x: 2 * loss(f)(x), x))(x)
-
-
-def grad_inside_custom_vjp(f: Function, x: Any) -> Any:
-    wrapped = jax.custom_vjp(f)
-    wrapped.defvjp(lambda x: jax.vjp(f, x), lambda pull, y: pull(2 * y))
-    return jax.grad(loss(wrapped))(x)
-
-
-def vmap_of_grad(f: Function, x: Any) -> Any:
-    return jax.vmap(jax.grad(loss(f)))(jnp.stack([x, x + 1]))
-
-
-def grad_of_vmap(f: Function, x: Any) -> Any:
-    return jax.grad(loss(jax.vmap(f)))(jnp.stack([x, x + 1]))
-
-
-PROGRAMS = {
-    "first_order": (grad, vjp, jvp),
-    "second_order": (grad_of_grad, jvp_of_grad),
-    "control_flow": (grad_of_checkpoint, grad_of_scan, grad_of_cond, grad_inside_custom_vjp),
-    "batched": (vmap_of_grad, grad_of_vmap),
-}
-
-
 @pytest.mark.product(
-    op=DIFFERENTIABLE, program=list(PROGRAMS), check_vma=(True, False), size=(1, 2, 3, 4)
+    op=DIFFERENTIABLE, program=list(DERIVATIVES), check_vma=(True, False), size=(1, 2, 3, 4)
 )
 def test_derivatives_are_those_of_lax(op: Op, program: str, check_vma: bool, size: int):
     def derivatives(f: Function, x: Any) -> Any:
-        return {derivative.__name__: derivative(f, x) for derivative in PROGRAMS[program]}
+        return {derivative.__name__: derivative(f, x) for derivative in DERIVATIVES[program]}
 
     assert_conforms(
         op,

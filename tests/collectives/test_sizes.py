@@ -10,7 +10,7 @@ from checks import assert_conforms, assert_same, auto_is_native, counted_calls, 
 from helpers import BY_NAME, EXAMPLES, OPS, Op, blocks
 
 import jaxcoll
-from jaxcoll._lowering import all_to_all_layout
+from jaxcoll._lax_rules import all_to_all_layout
 
 COUNTS = (0, 1, 7, 33, 509, 4097)
 ANY_SHAPE = [op for op in OPS if op.name.startswith(("all_reduce", "ppermute", "broadcast"))]

@@ -1,0 +1,109 @@
+"""What is noted while a program is traced and lowered: decisions, and likely mistakes.
+
+`jaxcoll.explain` reads it, so that what it says is what runs.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from jaxcoll._config import config, logger
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What one collective equation asked for and what it got.
+
+    Attributes:
+        op: our name of the collective: `all_reduce`, `all_gather`, ...
+        reduction: `sum`, `mean`, ...; None for collectives that only move data.
+        axes: the axes of the call.
+        shapes, dtypes: of the operands, one entry a leaf, as one rank has them.
+        bytes: of all operands of one rank.
+        group_size: ranks that communicate with each other; None outside of a manual region.
+        path: `native` or `lax`.
+        reason: why not native; empty where it is.
+        source: the user's `file:line (function)`.
+        called: `jaxcoll` or `jax.lax`: whose function the user or a library called.
+        site: the id of the native call in the program; None on lax.
+    """
+
+    op: str
+    reduction: str | None
+    axes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    bytes: int
+    group_size: int | None
+    path: Literal["native", "lax"]
+    reason: str
+    source: str
+    called: Literal["jaxcoll", "jax.lax"]
+    site: int | None
+
+    @property
+    def order(self) -> str:
+        """In which order a reduction combines the ranks; empty where nothing is reduced."""
+        if self.reduction is None:
+            return ""
+        return "by rank" if self.path == "native" else "XLA's"
+
+
+@dataclasses.dataclass(eq=False)  # one is found by identity
+class Recording:
+    """What was noted, in order."""
+
+    decisions: list[Decision] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.recordings: list[Recording] = []
+
+
+_active = _Active()
+
+
+def note(decision: Decision) -> None:
+    """Notes which path a collective took."""
+    for recording in _active.recordings:
+        recording.decisions.append(decision)
+
+
+def warn(text: str) -> None:
+    """Notes a likely mistake, or logs it where nobody records.
+
+    Raises:
+        ValueError: `config.strict` is on, and nobody records.
+    """
+    for recording in _active.recordings:
+        if text not in recording.warnings:
+            recording.warnings.append(text)
+    if not _active.recordings:
+        if config.strict:
+            raise ValueError(text)
+        logger.warning("jaxcoll: %s", text)
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Records what this thread notes inside."""
+    new = Recording()
+    _active.recordings.append(new)
+    try:
+        yield new
+    finally:
+        _active.recordings.remove(new)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Notes no decisions inside."""
+    recordings, _active.recordings = _active.recordings, []
+    try:
+        yield
+    finally:
+        _active.recordings = recordings

@@ -1,0 +1,104 @@
+"""`info`: what this installation has, what is switched on, and what is off and why."""
+
+import dataclasses
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from jaxcoll import _native
+from jaxcoll._config import accelerates_lax, config
+
+_PACKAGES = ("jaxcoll", "jax", "jaxlib", "numpy", "flax", "optax")
+_VARIABLES = (
+    "JAXCOLL_ACCELERATE_LAX",
+    "JAXCOLL_BACKEND",
+    "JAXCOLL_TIMEOUT_S",
+    "JAX_PLATFORMS",
+    "PJRT_NPROC",
+    "XLA_FLAGS",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """What `info` found. Prints as lines.
+
+    Attributes:
+        versions: of Python and the packages that matter; absent ones are left out.
+        machine: system, processor architecture, and the cores this process may use.
+        instruction_sets: those with kernels that this processor can run; the last is in use.
+        transports: what native calls can travel over.
+        off: what is not there, and why.
+        settings: `jaxcoll.config` at this moment.
+        environment: the variables that are set and that count.
+    """
+
+    versions: dict[str, str]
+    machine: str
+    instruction_sets: tuple[str, ...]
+    transports: tuple[str, ...]
+    off: dict[str, str]
+    settings: dict[str, object]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [
+            ("versions", ", ".join(f"{name} {number}" for name, number in self.versions.items())),
+            ("machine", self.machine),
+            ("instruction sets", ", ".join(self.instruction_sets) or "none"),
+            ("transports", ", ".join(self.transports) or "none"),
+            *((f"off: {what}", why) for what, why in self.off.items()),
+            ("settings", ", ".join(f"{name}={value!r}" for name, value in self.settings.items())),
+            *((name, value) for name, value in self.environment.items()),
+        ]
+        width = max(len(title) for title, _ in lines)
+        return "\n".join(f"{title.ljust(width)}  {text}" for title, text in lines)
+
+
+def info() -> Info:
+    """Says what this installation has, what is switched on, and what is off and why.
+
+    Starts no device and no other process; `print` it, or run `python -m jaxcoll info`.
+
+    Example:
+        >>> print(jaxcoll.info())
+        versions          python 3.11.7, jaxcoll 0.1.0, jax 0.10.2, jaxlib 0.10.2, numpy 2.4.6
+        machine           Linux x86_64, 2 cores
+        instruction sets  baseline, avx2, avx512
+        transports        memory of one process
+        ...
+    """
+    missing = _native.missing_reason()
+    off = {} if missing is None else {"native path": missing}
+    off["several processes"] = "not supported natively; such jobs run on jax.lax"
+    off["GPU"] = "not supported natively; such programs run on jax.lax"
+    return Info(
+        versions={"python": platform.python_version(), **_versions()},
+        machine=f"{platform.system()} {platform.machine()}, {_num_cores()} cores",
+        instruction_sets=tuple(_native.kernel_sets()),
+        transports=() if missing else ("memory of one process",),
+        off=off,
+        settings={
+            "backend": config.backend,
+            "timeout_s": config.timeout_s,
+            "strict": config.strict,
+            "accelerate_lax": accelerates_lax(),
+        },
+        environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,237 @@
+"""Native lowering of lax's own collectives: under our functions, and under `accelerate_lax`.
+
+lax's collectives have the right types, gradients and batching, so most of our functions bind them,
+under a mark. The rules that are registered here lower marked equations through `_lowering.lower`.
+Equations without a mark, from lax's own functions, do the same while `accelerate_lax` is on, and
+else go to lax's rule untouched.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+
+import jaxcoll._predicates  # noqa: F401  (watches the branches that collectives stand in)
+from jaxcoll import _compat
+from jaxcoll._config import accelerates_lax, resolve_backend
+from jaxcoll._lowering import MARK, Call, Context, Groups, Request, lower, note
+from jaxcoll._lowering import marked as marked
+from jaxcoll._types import DTYPES, HALF_PRECISION, REDUCE_OPS, reduction_problem
+
+# Where "auto" takes lax although native can serve: only copies, which give the same bits, and only
+# where benchmarks/results show native behind.
+_LAX_FROM_BYTES = {"ppermute": 4 << 20}
+
+Params = dict[str, Any]
+
+
+# ---- The native calls ----------------------------------------------------------------------------
+
+
+def all_reduce_call(ctx: Context, operands: Sequence[Any], reduction: str) -> Call | str:
+    """Returns the call for a whole tree, in place, or why there is none."""
+    for aval in ctx.avals_in:
+        if problem := reduction_problem(reduction, aval.dtype):
+            return problem
+        if aval.dtype == np.bool_ and reduction in ("sum", "mean", "prod"):
+            return f"bool has no native {reduction}"
+    attributes = {
+        "op": REDUCE_OPS[reduction],
+        "dtypes": [DTYPES[aval.dtype.name] for aval in ctx.avals_in],
+        "counts": [aval.size for aval in ctx.avals_in],
+    }
+    return Call(attributes, [operand.type for operand in operands], in_place=True)
+
+
+def _all_gather(ctx: Context, x: Any, params: Params, groups: Groups) -> Call:
+    del groups
+    (aval,) = ctx.avals_in
+    (out,) = ctx.avals_out
+    dim = params["all_gather_dimension"]
+    layout = {
+        "outer": math.prod(aval.shape[:dim]),
+        "inner": math.prod(aval.shape[dim:]) * aval.dtype.itemsize,
+    }
+    return Call(layout, [_typed_like(x, out.shape)])
+
+
+def _reduce_scatter(ctx: Context, x: Any, params: Params, groups: Groups) -> Call | str:
+    (aval,) = ctx.avals_in
+    (out,) = ctx.avals_out
+    if problem := reduction_problem("sum", aval.dtype):
+        return problem
+    if aval.dtype == np.bool_:
+        return "bool has no native sum"
+    dim = params["scatter_dimension"]
+    layout = {
+        "op": REDUCE_OPS["sum"],
+        "dtype": DTYPES[aval.dtype.name],
+        "outer": math.prod(aval.shape[:dim]),
+        "inner": math.prod(aval.shape[dim + 1 :]) * (aval.shape[dim] // len(groups[0])),
+    }
+    return Call(layout, [_typed_like(x, out.shape)])
+
+
+def _all_to_all(ctx: Context, x: Any, params: Params, groups: Groups) -> Call | str:
+    (aval,) = ctx.avals_in
+    (out,) = ctx.avals_out
+    size, split, concat = len(groups[0]), params["split_axis"], params["concat_axis"]
+    layout = {
+        "bytes": aval.size * aval.dtype.itemsize,
+        "layout": all_to_all_layout(aval.shape, aval.dtype.itemsize, split, concat, size),
+    }
+    return Call(layout, [_typed_like(x, out.shape)])
+
+
+def _ppermute(ctx: Context, x: Any, params: Params, groups: Groups) -> Call | str:
+    (aval,) = ctx.avals_in
+    if any(group != sorted(group) for group in groups):
+        # What an index then means depends on lax's version: let lax decide, or refuse.
+        return "the axes are not in the mesh's order"
+    size = len(groups[0])
+    sources = [-1] * size
+    for source, target in params["perm"]:
+        sources[target % size] = source % size
+    return Call({"bytes": aval.size * aval.dtype.itemsize, "sources": sources}, [x.type])
+
+
+def all_to_all_layout(
+    shape: Sequence[int], itemsize: int, split: int, concat: int, size: int
+) -> tuple[int, ...]:
+    """Returns the figures of csrc/host/copy_work.h, ExchangeLayout, all in bytes.
+
+    Rank r's block goes to place r of dimension `concat`; block r of dimension `split` to rank r.
+    With the dimensions named by size, (A, S, B, C, D) for split before concat and (A, C, B, S, D)
+    after it, the longest contiguous run starts at the later of the two.
+    """
+    part = shape[split] // size  # of the split dimension, what each rank gets
+    if split == concat:
+        rows, columns = 1, math.prod(shape[:split])
+        run = part * math.prod(shape[split + 1 :]) * itemsize
+        return (rows, columns, run, run, 0, size * run, run, 0, size * run)
+    rows = math.prod(shape[: min(split, concat)])
+    between = math.prod(shape[min(split, concat) + 1 : max(split, concat)])
+    after = math.prod(shape[max(split, concat) + 1 :])
+    joined = shape[concat]
+    if split < concat:
+        run = joined * after * itemsize
+        columns = part * between
+        return (
+            *(rows, columns, run),
+            *(columns * run, size * columns * run, run),
+            *(run, columns * size * run, size * run),
+        )
+    run = part * after * itemsize
+    columns = joined * between
+    return (
+        *(rows, columns, run),
+        *(run, columns * size * run, size * run),
+        *(columns * run, size * columns * run, run),
+    )
+
+
+def _typed_like(x: ir.Value, shape: Sequence[int]) -> ir.Type:
+    return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(x.type).element_type)
+
+
+_COPIES: dict[str, Callable[[Context, Any, Params, Groups], Call | str]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "ppermute": _ppermute,
+}
+
+# ---- The rules -----------------------------------------------------------------------------------
+
+
+def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction: str | None):
+    """Puts ours in the place of the primitive's rule for a platform; None: where it has no own."""
+    lax_rule = _compat.lax_rule(primitive, platform)
+
+    def rule(ctx: Context, x: ir.Value, **params: Any) -> Sequence[ir.Value]:
+        mark = _compat.equation_metadata(ctx).get(MARK)
+        names = params["axes"] if "axes" in params else params["axis_name"]
+        names = tuple(names) if isinstance(names, tuple | list) else (names,)
+        request = Request(
+            op=op,
+            axes=tuple(name for name in names if isinstance(name, str)),
+            # Programs that know lax alone are never refused.
+            backend=mark or ("lax" if resolve_backend(op, None) == "lax" else "auto"),
+            axis_index_groups=params.get("axis_index_groups"),
+            reduction=reduction,
+            called="jax.lax" if mark is None else "jaxcoll",
+        )
+        if not request.axes:  # over dimensions of the array alone
+            return lax_rule(ctx, x, **params)
+        if mark is None and not accelerates_lax():
+            groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
+            note(ctx, request, groups, "jaxcoll.accelerate_lax() is off")
+            return lax_rule(ctx, x, **params)
+
+        def lower_to_lax() -> Sequence[ir.Value]:
+            (out,) = ctx.avals_out
+            if out.size == 0 and isinstance(out.dtype, np.dtype) and op != "all_reduce":
+                # XLA refuses to gather or scatter along a dimension of length zero.
+                return [_empty(ctx, x)]
+            if op == "reduce_scatter" and ctx.avals_in[0].dtype.name in HALF_PRECISION:
+                return _in_float32(ctx, x, lax_rule, params)
+            return lax_rule(ctx, x, **params)
+
+        def make_call(groups: Groups) -> Call | str:
+            (aval,) = ctx.avals_in
+            if len(request.axes) < len(names):
+                return "lax.psum over a dimension of the array as well"
+            if not isinstance(aval.dtype, np.dtype) or not _is_whole_bytes(aval.dtype):
+                return f"dtype {aval.dtype} is not supported"
+            if reduction is not None and op == "all_reduce":
+                return all_reduce_call(ctx, [x], reduction)
+            least = _LAX_FROM_BYTES.get(op, math.inf)
+            if request.backend == "auto" and aval.size * aval.dtype.itemsize >= least:
+                return f"lax is faster from {least} bytes on"
+            return _COPIES[op](ctx, x, params, groups)
+
+        return lower(ctx, request, make_call, [x], lower_to_lax)
+
+    # Equal equations are lowered once and inlined unless that is switched off; then they would
+    # share one position in the module and one source line.
+    mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+
+
+def _empty(ctx: Context, x: ir.Value) -> ir.Value:
+    (out,) = ctx.avals_out
+    zeros = mlir.lower_fun(lambda _: jnp.zeros(out.shape, out.dtype), multiple_results=False)
+    with _compat.without_varying_axes():
+        (result,) = zeros(_compat.untyped(ctx), x)
+    return result
+
+
+def _is_whole_bytes(dtype: np.dtype) -> bool:
+    return "int4" not in dtype.name and "int2" not in dtype.name and dtype.itemsize >= 1
+
+
+def _in_float32(
+    ctx: Context, x: ir.Value, lax_rule: Callable[..., Any], params: Params
+) -> Sequence[ir.Value]:
+    """Runs lax's rule on float32 and rounds its result once."""
+    (aval,) = ctx.avals_in
+    (out,) = ctx.avals_out
+    wide = ctx.replace(
+        avals_in=[aval.update(dtype=np.dtype("float32"))],
+        avals_out=[out.update(dtype=np.dtype("float32"))],
+    )
+    f32 = ir.F32Type.get()
+    widened = stablehlo.convert(ir.RankedTensorType.get(list(aval.shape), f32), x)
+    (result,) = lax_rule(wide, widened, **params)
+    return [stablehlo.convert(_typed_like(x, out.shape), result)]
+
+
+if _compat.problem() is None:
+    for _op, _reduction, _primitive in _compat.lax_primitives():
+        for _platform in _compat.platforms_with_rules(_primitive):
+            _replace_rule(_primitive, _platform, _op, _reduction)
