@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import measure
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
+from jaxcoll._timing import measure
 
 AXIS = "ranks"
 # Twelve blocks of two matrices and four vectors, and an embedding: 10.0 million values.

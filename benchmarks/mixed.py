@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from harness import measure
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
+from jaxcoll._timing import measure
 
 AXIS = "ranks"
 # (features, rows per rank): from hardly any compute between two collectives to mostly compute.

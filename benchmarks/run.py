@@ -42,7 +42,7 @@ def measure_here(num_devices: int, rounds: int, quick: bool) -> dict[str, Any]:
     import collectives
     import gradient_tree
     import mixed
-    from harness import environment
+    from environment import environment
 
     sizes = (256, 64 << 10, 1 << 20) if quick else collectives.SIZES
     rounds = min(rounds, 5) if quick else rounds

@@ -20,13 +20,18 @@ from jax.interpreters import mlir
 import jaxcoll._predicates  # noqa: F401  (watches the branches that collectives stand in)
 from jaxcoll import _compat
 from jaxcoll._config import accelerates_lax, resolve_backend
-from jaxcoll._lowering import MARK, Call, Context, Groups, Request, lower, note
+from jaxcoll._lowering import (
+    MARK,
+    Call,
+    Context,
+    Groups,
+    Request,
+    lax_is_faster,
+    lower,
+    note,
+)
 from jaxcoll._lowering import marked as marked
 from jaxcoll._types import DTYPES, HALF_PRECISION, REDUCE_OPS, reduction_problem
-
-# Where "auto" takes lax although native can serve: only copies, which give the same bits, and only
-# where benchmarks/results show native behind.
-_LAX_FROM_BYTES = {"ppermute": 4 << 20}
 
 Params = dict[str, Any]
 
@@ -191,9 +196,8 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
                 return f"dtype {aval.dtype} is not supported"
             if reduction is not None and op == "all_reduce":
                 return all_reduce_call(ctx, [x], reduction)
-            least = _LAX_FROM_BYTES.get(op, math.inf)
-            if request.backend == "auto" and aval.size * aval.dtype.itemsize >= least:
-                return f"lax is faster from {least} bytes on"
+            if problem := lax_is_faster(request, aval.size * aval.dtype.itemsize, groups):
+                return problem
             return _COPIES[op](ctx, x, params, groups)
 
         return lower(ctx, request, make_call, [x], lower_to_lax)

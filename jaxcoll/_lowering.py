@@ -20,7 +20,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from jaxcoll import _compat, _decisions, _native
+from jaxcoll import _compat, _crossovers, _decisions, _native
 from jaxcoll._config import logger
 from jaxcoll._errors import NativeUnavailableError
 from jaxcoll._types import Backend
@@ -165,6 +165,14 @@ def _group_reason(groups: Groups | None) -> str | None:
     if max(sizes) > _MAX_GROUP:
         return f"a group has {max(sizes)} members, more than {_MAX_GROUP}"
     return None
+
+
+def lax_is_faster(request: Request, size: int, groups: Groups) -> str | None:
+    """Says so for a copy of `size` bytes a rank, where "auto" may choose; else None."""
+    if request.backend != "auto":
+        return None
+    least = _crossovers.lax_from_bytes(request.op, len(groups[0]))
+    return None if least is None or size < least else f"lax is faster from {least} bytes on"
 
 
 def _emit(

@@ -1,6 +1,7 @@
 """The command `jaxcoll`."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 
@@ -8,14 +9,64 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     parser = argparse.ArgumentParser(prog="jaxcoll", description="Collectives for JAX.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
     info = commands.add_parser("info", help="what this installation has, and what is off and why")
     info.set_defaults(run=_info)
+
+    bench = commands.add_parser(
+        "bench",
+        help="every op against jax.lax on this machine",
+        description="Measures native calls against jax.lax, alternating, each in a chain of calls "
+        "in one program. Ends with the sizes from which on lax is the faster path for a copy, and "
+        'stores them for backend="auto".',
+    )
+    bench.add_argument("ops", nargs="*", metavar="OP", help="all_reduce, ...; all without any")
+    bench.add_argument("--sizes", default="256:16M", help="bytes of a rank (default: %(default)s)")
+    bench.add_argument("--devices", type=int, default=8, help="simulated (default: %(default)s)")
+    bench.add_argument("--rounds", type=int, default=15, help="of each size (default: %(default)s)")
+    bench.add_argument("--against", choices=["lax"], default="lax", help="what to compare with")
+    bench.add_argument("--no-store", action="store_true", help="leave what auto knows as it is")
+    bench.set_defaults(run=_bench)
+
     chosen = parser.parse_args(arguments)
-    return chosen.run(chosen)
+    try:
+        return chosen.run(chosen)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _info(_: argparse.Namespace) -> int:
     from jaxcoll._info import info
 
     print(info())
+    return 0
+
+
+def _bench(chosen: argparse.Namespace) -> int:
+    from jaxcoll import _bench, _crossovers
+    from jaxcoll._errors import one_of
+    from jaxcoll._processes import simulate_cpu_devices
+
+    simulate_cpu_devices(chosen.devices)
+    sizes = _bench.sizes_of(chosen.sizes)
+    for op in chosen.ops:
+        if op not in _bench.known():
+            raise ValueError(one_of("bench", "OP", op, _bench.known()))
+    print(f"{chosen.devices} devices, f32; times of one call in a chain; rates in GB/s")
+    print(_bench.head(), flush=True)
+    rows = []
+    for row in _bench.run(chosen.ops or _bench.known(), sizes, chosen.rounds):
+        print(_bench.text(row), flush=True)
+        rows.append(row)
+    found = _bench.crossovers(rows, chosen.devices)
+    for op, by_ranks in found.items():
+        for ranks, size in by_ranks.items():
+            print(f"{op} on {ranks} ranks: lax is faster from {size} bytes on")
+    if not found:
+        print("native is as fast or faster at all sizes measured")
+    if not chosen.no_store and len(sizes) > 1:
+        print(f"stored for auto: {_crossovers.write(found, chosen.devices)}")
+    if wrong := sum(row.wrong for row in rows):
+        print(f"{wrong} wrong elements", file=sys.stderr)
+        return 1
     return 0

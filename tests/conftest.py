@@ -6,6 +6,7 @@ occurs; with `--full`, on the whole product.
 
 import functools as ft
 import itertools as it
+import os
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from checks import native_missing
 
 import jaxcoll
 
+# Not what somebody once measured on this machine.
+os.environ["JAXCOLL_CROSSOVERS"] = os.devnull + "/none"
 jaxcoll.simulate_cpu_devices(8)
 
 

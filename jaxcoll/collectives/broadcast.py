@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxcoll import _compat
 from jaxcoll._config import resolve_backend
-from jaxcoll._lowering import Call, Groups, Request, lower
+from jaxcoll._lowering import Call, Groups, Request, lax_is_faster, lower
 from jaxcoll._types import AxisName, Backend
 from jaxcoll.collectives._arguments import cast_varying, check_axes, check_each_leaf
 
@@ -144,13 +144,17 @@ def _lower(
 ) -> Sequence[Any]:
     (aval,) = ctx.avals_in
 
-    def make_call(_: Groups) -> Call | str:
+    request = Request("broadcast", axes, backend)
+
+    def make_call(groups: Groups) -> Call | str:
+        if reason := lax_is_faster(request, aval.size * aval.dtype.itemsize, groups):
+            return reason
         attributes = {"bytes": math.prod(aval.shape) * aval.dtype.itemsize, "root": root}
         return Call(attributes, [x.type], in_place=True)
 
     return lower(
         ctx,
-        Request("broadcast", axes, backend),
+        request,
         make_call,
         [x],
         lambda: _lower_to_lax(ctx, x, axes=axes, root=root, backend=backend),

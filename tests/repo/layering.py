@@ -15,9 +15,10 @@ Edge = tuple[str, str, str]  # file, importing component, imported component
 
 # Lowest first. A component is a module or a package directly under jaxcoll, a folder under csrc.
 PYTHON_LAYERS = (
-    {"_types", "_errors", "_compat", "_config", "_decisions"},
+    {"_types", "_errors", "_compat", "_config", "_decisions", "_crossovers"},
     {"_native", "_processes", "_predicates", "_lowering", "_lax_rules", "mesh"},
     {"collectives", "_accelerate", "_explain", "_info"},
+    {"_timing", "_chains", "_bench"},
     {"parallel"},
     {"nn", "models", "cli"},
     {"__init__", "__main__"},  # the face: it may name everything, nobody imports it from inside

@@ -1,12 +1,9 @@
 """Alternating measurements: the machine's drift hits all variants alike, and cancels in ratios."""
 
 import dataclasses
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,10 +19,12 @@ class Timing:
     seconds: Mapping[str, list[float]]
 
     def median_us(self, variant: str) -> float:
+        """Returns the median over rounds, in microseconds."""
         return statistics.median(self.seconds[variant]) * 1e6
 
-    def p90_us(self, variant: str) -> float:
-        return float(np.percentile(self.seconds[variant], 90)) * 1e6
+    def percentile_us(self, variant: str, percent: float) -> float:
+        """Returns a percentile over rounds, in microseconds."""
+        return float(np.percentile(self.seconds[variant], percent)) * 1e6
 
     def ratio(self, slower: str, faster: str) -> float:
         """Returns the median over rounds of slower / faster."""
@@ -74,26 +73,6 @@ def slopes(short: Timing, long: Timing, short_calls: int, long_calls: int) -> Ti
 
 
 def count_wrong(got: Any, expected: Any) -> int:
-    """Counts the elements of two trees that differ; the data is chosen to make sums exact."""
+    """Counts the elements of two trees that differ."""
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
     return sum(int((np.asarray(a) != np.asarray(b)).sum()) for a, b in pairs)
-
-
-def environment() -> dict[str, Any]:
-    """Describes machine and versions, for the head of a results file."""
-    cpu = platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                cpu = line.split(":", 1)[1].strip()
-                break
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average_1min": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "jaxlib": __import__("jaxlib").__version__,
-    }

@@ -1,0 +1,159 @@
+"""`jaxcoll bench`, and what `auto` makes of its results."""
+
+import json
+import logging
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from checks import mapped, mesh, native_missing
+
+import jaxcoll
+from jaxcoll import _bench, _crossovers
+from jaxcoll.cli import main
+
+needs_native = pytest.mark.skipif(native_missing() is not None, reason="needs the native extension")
+
+
+@pytest.fixture
+def file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "folder" / "crossovers.json"
+    monkeypatch.setenv("JAXCOLL_CROSSOVERS", str(path))
+    _crossovers._measured.cache_clear()
+    yield path
+    _crossovers._measured.cache_clear()
+
+
+@needs_native
+def test_the_command(tmp_path: pathlib.Path):
+    file = tmp_path / "crossovers.json"
+    command = [
+        *(sys.executable, "-m", "jaxcoll", "bench", "all_reduce", "ppermute"),
+        *("--sizes", "8:4K", "--devices", "2", "--rounds", "3"),
+    ]
+    done = subprocess.run(
+        command,
+        env={"PATH": "", "JAXCOLL_CROSSOVERS": str(file), "PYTHONPATH": ":".join(sys.path)},
+        check=True,
+        timeout=240,
+        capture_output=True,
+        text=True,
+    )
+    _, head, *rows = done.stdout.splitlines()
+    assert head.split()[:4] == ["op", "bytes", "path", "us"]
+    measured = [row.split() for row in rows if row.startswith(("all_reduce ", "ppermute "))][:10]
+    assert [row[:3] for row in measured] == [
+        [op, size, "native"]
+        for op in ("all_reduce", "ppermute")
+        for size in ("8", "32", "128", "512", "2048")
+    ]
+    assert all(row[-1] == "0" for row in measured)
+    assert rows[-1] == f"stored for auto: {file}"
+    assert set(json.loads(file.read_text())["lax_from_bytes"]) == set(_crossovers.COPIES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["all_reduced"], 'bench: OP: expected one of "all_reduce", .* Did you mean "all_reduce"?'),
+        (["--sizes", "8-64M"], "--sizes: expected a size or a range such as 8:64M, got '8-64M'"),
+        (["--sizes", "64M:8"], "--sizes: expected sizes above 0 in rising order, got '64M:8'"),
+        (["--devices", "two"], "argument --devices: invalid int value: 'two'"),
+        (["--against", "mpi"], "argument --against: invalid choice: 'mpi'"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], text: str):
+    command = [sys.executable, "-m", "jaxcoll", "bench", *arguments]
+    done = subprocess.run(command, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert text.split(".*")[0] in done.stderr
+    assert text.split(".*")[-1].strip() in done.stderr
+
+
+def test_sizes():
+    assert _bench.sizes_of("8:200") == [8, 32, 128]
+    assert _bench.sizes_of("64k:1M") == [64 << 10, 256 << 10, 1 << 20]
+    assert _bench.sizes_of("3M") == [3 << 20]
+
+
+# ---- Crossovers ----------------------------------------------------------------------------------
+
+
+def rows(op: str, *speedups: float) -> list[_bench.Row]:
+    return [
+        _bench.Row(op, 1000 * 4**i, "native", 1.0, 1.0, 1.0, speedup, 1.0, 1.0, 0)
+        for i, speedup in enumerate(speedups)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("speedups", "expected"),
+    [
+        ((3.0, 2.0, 0.8, 0.7), {"ppermute": {4: 16000}}),
+        ((3.0, 0.8, 1.2, 0.9, 0.9), {"ppermute": {4: 64000}}),
+        ((3.0, 2.0, 1.0, 0.7), {}),  # a single size may be noise
+        ((3.0, 0.7, 0.7, 1.0), {}),
+        ((), {}),
+    ],
+)
+def test_where_lax_is_faster(speedups: tuple[float, ...], expected: dict[str, dict[int, int]]):
+    assert _bench.crossovers(rows("ppermute", *speedups), 4) == expected
+
+
+def test_sums_never_change_their_path():
+    assert _bench.crossovers(rows("all_reduce", 0.5, 0.5, 0.5), 4) == {}
+
+
+@needs_native
+def test_auto_takes_what_was_measured(file: pathlib.Path):
+    def path(size: int) -> str:
+        f = mapped(lambda x: jaxcoll.all_gather(x, "x", backend="auto"), mesh(2))
+        (row,) = jaxcoll.explain(f, np.zeros((2, size // 4), np.float32)).rows
+        return row.path
+
+    assert path(4096) == "native"
+    assert _crossovers.write({"all_gather": {2: 2000}}, 2) == file
+    assert (path(1996), path(2000), path(4096)) == ("native", "lax", "lax")
+    _crossovers.write({}, 4)  # another group's measurement leaves it
+    assert path(4096) == "lax"
+    _crossovers.write({}, 2)
+    assert path(4096) == "native"
+
+
+def test_groups_that_were_not_measured(file: pathlib.Path):
+    del file
+    assert _crossovers.lax_from_bytes("ppermute", 4) == 4 << 20  # as shipped
+    _crossovers.write({"ppermute": {4: 1000}}, 4)
+    assert _crossovers.lax_from_bytes("ppermute", 4) == 1000
+    assert _crossovers.lax_from_bytes("ppermute", 3) == 1000
+    assert _crossovers.lax_from_bytes("ppermute", 8) == 4 << 20
+    assert _crossovers.lax_from_bytes("all_gather", 4) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"machine": 1, "lax_from_bytes": 3}'])
+def test_a_file_that_makes_no_sense(
+    file: pathlib.Path, content: str, caplog: pytest.LogCaptureFixture
+):
+    file.parent.mkdir()
+    file.write_text(content)
+    with caplog.at_level(logging.WARNING, "jaxcoll"):
+        assert _crossovers.lax_from_bytes("ppermute", 4) == 4 << 20
+    if "machine" not in content:
+        assert f"{file} can't be read" in caplog.text
+
+
+def test_another_machines_file(file: pathlib.Path):
+    _crossovers.write({"ppermute": {4: 1000}}, 4)
+    content = json.loads(file.read_text())
+    content["machine"]["node"] = "elsewhere"
+    file.write_text(json.dumps(content))
+    _crossovers._measured.cache_clear()
+    assert _crossovers.lax_from_bytes("ppermute", 4) == 4 << 20
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "required: COMMAND" in capsys.readouterr().err
