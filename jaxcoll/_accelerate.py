@@ -21,7 +21,7 @@ class _Acceleration:
         self._local = accelerate_context(self._enabled)
         self._local.__enter__()
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
         if self._local is not None:
             self._local.__exit__(*exception)
             self._local = None

@@ -55,7 +55,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         op              axes  operand     bytes    ranks  path    order    called at
         all_reduce sum  data  f32[512]+3  2.1 MiB  8      native  by rank  train.py:31 (step)
     """
-    jitted = fn if hasattr(fn, "trace") else jax.jit(fn)
+    jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
     with _decisions.recording() as recording, freshly_traced():
         jitted.trace(*args, **kwargs).lower()
     return Report(tuple(recording.decisions), tuple(recording.warnings))

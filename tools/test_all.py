@@ -101,30 +101,38 @@ def run(step: Step) -> tuple[str, bool]:
     start = time.monotonic()
     passed = subprocess.run(command, cwd=ROOT, env=os.environ | step.environment).returncode == 0
     took = datetime.timedelta(seconds=round(time.monotonic() - start))
-    return (
-        f"| {step.name} | {'passed' if passed else 'FAILED'} | {counts(report)} | {took} |",
-        passed,
-    )
+    verdict = "passed" if passed else "FAILED"
+    return f"| {step.name} | {verdict} | {counts(report)} | {took} | {_commit()} |", passed
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "?"
 
 
 def main() -> int:
     start = time.monotonic()
     environments = make_environments()
-    results = [run(step) for step in steps(environments)]
+    rows, failed = [], 0
+    for step in steps(environments):
+        row, passed = run(step)
+        rows.append(row)
+        failed += not passed
     if len(environments) == 1:
-        results.append(("| newest JAX | NOT TESTED: no Python >= 3.12 here | - | - |", True))
+        rows.append("| newest JAX | NOT TESTED: no Python >= 3.12 here | - | - | - |")
     took = datetime.timedelta(seconds=round(time.monotonic() - start))
     text = f"""# The last run of `make test-all`
 
 {datetime.date.today()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores. \
 All in all {took}.
 
-| what | result | tests | time |
-|---|---|---|--:|
+| what | result | tests | time | commit |
+|---|---|---|--:|---|
 """
-    (ROOT / "tests" / "RESULTS.md").write_text(text + "\n".join(row for row, _ in results) + "\n")
-    print(f"\n{text}" + "\n".join(row for row, _ in results))
-    return 0 if all(passed for _, passed in results) else 1
+    (ROOT / "tests" / "RESULTS.md").write_text(text + "\n".join(rows) + "\n")
+    print(f"\n{text}" + "\n".join(rows))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -328,26 +328,22 @@ def _lower(
     axis_index_groups: Any,
     backend: Backend,
 ) -> Sequence[Any]:
-    params = {"op": op, "axes": axes, "axis_index_groups": axis_index_groups, "backend": backend}
     return lower(
         ctx,
         Request("all_reduce", axes, backend, axis_index_groups, reduction=op),
         lambda _: all_reduce_call(ctx, operands, op),
         operands,
-        lambda: _lower_to_lax(ctx, *operands, **params),
+        lambda: _lower_to_lax(ctx, operands, op, axes, axis_index_groups),
     )
 
 
 def _lower_to_lax(
     ctx: mlir.LoweringRuleContext,
-    *operands: Any,
+    operands: Sequence[Any],
     op: ReduceOp,
     axes: tuple[str, ...],
     axis_index_groups: Any,
-    backend: Backend,
 ) -> Sequence[Any]:
-    del backend
-
     def on_lax(*xs: Any) -> list[Any]:
         return [_reduce_on_lax(op, axes, axis_index_groups, x) for x in xs]
 

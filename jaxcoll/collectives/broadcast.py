@@ -157,15 +157,13 @@ def _lower(
         request,
         make_call,
         [x],
-        lambda: _lower_to_lax(ctx, x, axes=axes, root=root, backend=backend),
+        lambda: _lower_to_lax(ctx, x, axes, root),
     )
 
 
 def _lower_to_lax(
-    ctx: mlir.LoweringRuleContext, x: Any, *, axes: tuple[str, ...], root: int, backend: Backend
+    ctx: mlir.LoweringRuleContext, x: Any, axes: tuple[str, ...], root: int
 ) -> Sequence[Any]:
-    del backend
-
     def on_lax(x: Any) -> Any:
         # As bits, so that -0.0 and NaN payloads arrive unchanged.
         bits = _to_bits(x)

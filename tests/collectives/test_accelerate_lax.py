@@ -202,7 +202,7 @@ def test_our_functions_keep_their_backend():
 
 def test_an_argument_that_is_no_bool():
     with pytest.raises(TypeError, match="accelerate_lax: enabled: expected a bool, got 'yes'"):
-        jaxcoll.accelerate_lax("yes")  # pyright: ignore
+        jaxcoll.accelerate_lax("yes")
 
 
 @needs_native
@@ -265,7 +265,7 @@ def test_batch_norm_of_nnx():
     graph, state = nnx.split(norm)
 
     def step(x: Any) -> Any:
-        module = nnx.merge(graph, state, copy=True)
+        module: Any = nnx.merge(graph, state, copy=True)
         return module(x), nnx.state(module)["mean"].get_value()
 
     f = jax.jit(mapped(step, mesh(4), check_vma=False))
