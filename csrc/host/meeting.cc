@@ -37,6 +37,10 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks)
       results_(site.work().num_results() * num_ranks),
       ranks_(num_ranks),
       helpers_(num_helpers_) {
+  for (Rank& rank : ranks_) {
+    rank.operands.resize(site.work().num_operands());
+    rank.results.resize(site.work().num_results());
+  }
   for (Help& helper : helpers_) {
     helper.meeting = this;
   }
@@ -53,25 +57,17 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   std::uint64_t num_done_before = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (state_ == State::kDone || !(key_ == key)) {
-      if (state_ == State::kOpen || state_ == State::kMoving) {
-        return {
-            Answer::kFailed,
-            Share(Internal("two executions of one call overlap: run " + std::to_string(key_.run) +
-                           " iteration " + std::to_string(key_.iteration) +
-                           " is not over and run " + std::to_string(key.run) + " iteration " +
-                           std::to_string(key.iteration) + " begins"))};
-      }
-      key_ = key;
-      state_ = State::kOpen;
-      opened_ns_ = now_ns;
-      met_ns_ = now_ns;
-      num_arrived_ = 0;
-      failure_ = nullptr;
-      for (Rank& other : ranks_) {
-        other.arrived = false;
-        other.waits = false;
-      }
+    if ((state_ == State::kDone || !(key_ == key)) && !Open(key, now_ns)) {
+      // The run may have failed since this rank asked.
+      auto failure = Watchdog::Get().FailureOf(key.run);
+      return {Answer::kFailed,
+              failure != nullptr
+                  ? std::move(failure)
+                  : Share(Internal("two executions of one call overlap: run " +
+                                   std::to_string(key_.run) + " iteration " +
+                                   std::to_string(key_.iteration) + " is not over and run " +
+                                   std::to_string(key.run) + " iteration " +
+                                   std::to_string(key.iteration) + " begins"))};
     }
     if (state_ == State::kFailed) {
       return {Answer::kFailed, failure_};
@@ -82,6 +78,12 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     }
     me.arrived = true;
     me.resumption.entry = &entry;
+    for (std::size_t i = 0; i < me.operands.size(); ++i) {
+      operands_[i * num_ranks_ + rank] = me.operands[i];
+    }
+    for (std::size_t i = 0; i < me.results.size(); ++i) {
+      results_[i * num_ranks_ + rank] = me.results[i];
+    }
     // Ranks read the clock before they get here, not always in this order.
     opened_ns_ = std::min(opened_ns_, now_ns);
     met_ns_ = std::max(met_ns_, now_ns);
@@ -127,6 +129,30 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   me.resumption.waiter = factory.Make();
   me.waits = true;
   return {Answer::kWaits, nullptr};
+}
+
+bool Meeting::Open(const Key& key, std::int64_t now_ns) {
+  if (state_ == State::kOpen) {
+    auto failure = Watchdog::Get().FailureOf(key_.run);
+    if (failure == nullptr) {
+      return false;
+    }
+    FailOpenCall(std::move(failure));
+  }
+  if (state_ == State::kMoving) {
+    return false;
+  }
+  key_ = key;
+  state_ = State::kOpen;
+  opened_ns_ = now_ns;
+  met_ns_ = now_ns;
+  num_arrived_ = 0;
+  failure_ = nullptr;
+  for (Rank& rank : ranks_) {
+    rank.arrived = false;
+    rank.waits = false;
+  }
+  return true;
 }
 
 bool Meeting::RunChunks() {
@@ -176,18 +202,20 @@ bool Meeting::IsOpen(OpenCall& call) {
 }
 
 bool Meeting::Fail(const Key& key, const std::shared_ptr<const Status>& failure) {
-  TaskList resumptions;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (state_ != State::kOpen || !(key_ == key)) {
-      return false;
-    }
-    state_ = State::kFailed;
-    failure_ = failure;
-    Collect(resumptions);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ != State::kOpen || !(key_ == key)) {
+    return false;
   }
-  Runners::Get().Resume(resumptions, site_.pace());
+  FailOpenCall(failure);
   return true;
+}
+
+void Meeting::FailOpenCall(std::shared_ptr<const Status> failure) {
+  state_ = State::kFailed;
+  failure_ = std::move(failure);
+  TaskList resumptions;
+  Collect(resumptions);
+  Runners::Get().Resume(resumptions, site_.pace());
 }
 
 void Meeting::Collect(TaskList& resumptions) {

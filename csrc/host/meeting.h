@@ -7,7 +7,7 @@
 // its program. The last rank moves the data, with runners helping where there is much of it;
 // whoever finishes the last chunk has the others resumed. Only an open meeting can fail: once data
 // moves, every rank waits for the movers, because buffers are read and written in place. A rank
-// that arrives at a failed meeting gets its error and touches nothing.
+// that arrives at a failed meeting gets its error, and no buffer is touched.
 //
 // A meeting serves one call after the other. It is opened anew by the first rank that comes after a
 // call is done or failed, while other ranks, helpers and the last rank itself may still be on their
@@ -74,13 +74,11 @@ class Meeting {
   Meeting& operator=(const Meeting&) = delete;
   ~Meeting();
 
-  /// Where rank `rank` writes its buffer pointers before it arrives; see Buffers for the order.
+  /// Where rank `rank` leaves its buffer pointers before it arrives. They count once it is let in.
   void SetOperand(std::size_t rank, std::size_t i, const void* data) {
-    operands_[i * num_ranks_ + rank] = data;
+    ranks_[rank].operands[i] = data;
   }
-  void SetResult(std::size_t rank, std::size_t i, void* data) {
-    results_[i * num_ranks_ + rank] = data;
-  }
+  void SetResult(std::size_t rank, std::size_t i, void* data) { ranks_[rank].results[i] = data; }
 
   /// Rank `rank` comes for the call `key`. After kWaits the caller must touch nothing of the site.
   Arrival Arrive(const Key& key, std::size_t rank, std::int64_t now_ns, Recorder::Entry& entry,
@@ -122,11 +120,17 @@ class Meeting {
   };
 
   struct Rank {
+    std::vector<const void*> operands;
+    std::vector<void*> results;
     Resumption resumption;
     bool arrived = false;
     bool waits = false;
   };
 
+  /// Opens the meeting for a call, unless another call is open or moves; requires mutex_. A call
+  /// whose run has failed gives way: it only waits for the watchdog to tell its ranks.
+  bool Open(const Key& key, std::int64_t now_ns);
+  void FailOpenCall(std::shared_ptr<const Status> failure);  // requires mutex_
   /// Runs chunks until none is left to begin; true for the thread that finished the last one.
   bool RunChunks();
   /// Data is in place: closes the call and has all ranks resumed that wait. Returns the time.

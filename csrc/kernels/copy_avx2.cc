@@ -13,7 +13,6 @@ namespace jaxcoll {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kAhead = 16 * kLine;  // far enough for memory, near enough for a page
 
 __m256i Load(const std::byte* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -32,7 +31,6 @@ void StreamCopyAvx2(void* to_start, const void* from_start, std::size_t bytes) {
   std::memcpy(to, from, head);
   std::size_t i = head;
   for (; i + kLine <= bytes; i += kLine) {
-    _mm_prefetch(reinterpret_cast<const char*>(from + std::min(i + kAhead, bytes)), _MM_HINT_NTA);
     const __m256i low = Load(from + i);
     const __m256i high = Load(from + i + kLine / 2);
     Stream(to + i, low);

@@ -136,6 +136,26 @@ void ALateRankGetsTheSameErrorAndTouchesNothing(Context& context) {
   }
 }
 
+/// It may also begin before the watchdog has told the ranks that wait in the failed run.
+void TheNextRunNeedNotWaitForALook(Context& context) {
+  const Limit limit(kForever);
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  for (int i = 0; i < 50; ++i) {
+    const std::int64_t run = FreshRuns();
+    const auto fails_and_goes_on = [&]() -> Program {
+      Stamped stamped(2);
+      const CallResult result = co_await stamped.Begin(*site, 0, 0, run, 0);
+      Check(!result.ok && result.error == "failed elsewhere", "the run's cause: " + result.error);
+      stamped.Verify(co_await stamped.Begin(*site, 0, 0, run + 1, 0));
+    };
+    RunThreads(context, 1, [&](std::size_t) {
+      fails_and_goes_on().Start();
+      Watchdog::Get().FailRun(run, std::make_shared<const Status>(Internal("failed elsewhere")));
+      Succeeds(*site, 2, 1, run + 1).Start();
+    });
+  }
+}
+
 /// Also where the run's failure has been forgotten, because many others have failed since.
 void ALateRankIsTurnedAwayByTheMeetingItself(Context& context) {
   const Limit limit(20 * kMs);
@@ -143,6 +163,9 @@ void ALateRankIsTurnedAwayByTheMeetingItself(Context& context) {
   const std::int64_t run = FreshRuns();
   Errors errors;
   RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run, errors).Start(); });
+  while (Watchdog::Get().FailureOf(run) == nullptr) {
+    SleepMs(1);  // the rank is told before the run is
+  }
   const auto other = std::make_shared<const Status>(Internal("another run's failure"));
   const std::int64_t others = FreshRuns();
   for (std::int64_t i = 0; i < 600; ++i) {
@@ -275,7 +298,7 @@ void AMoveInProgressIsNeverFailed(Context& context) {
 /// Whoever looked while it was open comes too late, and so does a deadline of another call.
 void OnlyTheOpenCallThatWasLookedAtFails(Context& context) {
   const auto cause = std::make_shared<const Status>(Internal("a deadline"));
-  const std::int64_t run = FreshRuns() + 4;
+  const std::int64_t run = FreshRuns() + 1;
   const Key key{.run = run, .iteration = 0};
   Meeting* meeting = nullptr;
   auto work = std::make_unique<StampWork>();
@@ -283,13 +306,13 @@ void OnlyTheOpenCallThatWasLookedAtFails(Context& context) {
     Check(!meeting->Fail(key, cause), "a meeting that moves can't fail");
   };
   const Site site = MakeSite(1, OneGroup(2), std::move(work));
-  meeting = site->Begin(0, 0, run - 4).meeting;  // where run `run` will meet, too
+  meeting = site->Begin(0, 0, run - 1).meeting;
   RunThreads(context, 1, [&](std::size_t) {
     Succeeds(*site, 2, 0, run).Start();
     Meeting::OpenCall call;
     Check(meeting->IsOpen(call) && call.key == key, "it is open");
-    Check(!meeting->Fail({.run = run + 4, .iteration = 0}, cause), "for another run");
-    Check(!meeting->Fail({.run = run, .iteration = 2}, cause), "for another iteration");
+    Check(!meeting->Fail({.run = run + 1, .iteration = 0}, cause), "for another run");
+    Check(!meeting->Fail({.run = run, .iteration = 1}, cause), "for another iteration");
     Succeeds(*site, 2, 1, run).Start();
   });
   context.Expect(!meeting->Fail(key, cause), "a meeting that is done can't fail");
@@ -428,6 +451,7 @@ int main(int argc, char** argv) {
        {"CallsOfAFailedRunFailWithoutMeeting", CallsOfAFailedRunFailWithoutMeeting},
        {"ADeadlineIsTheCauseOfItsRun", ADeadlineIsTheCauseOfItsRun},
        {"TheNextRunMayBeginBeforeThat", TheNextRunMayBeginBeforeThat},
+       {"TheNextRunNeedNotWaitForALook", TheNextRunNeedNotWaitForALook},
        {"TheNextRunWorks", TheNextRunWorks},
        {"OnlyTheOpenCallThatWasLookedAtFails", OnlyTheOpenCallThatWasLookedAtFails},
        {"AMoveInProgressIsNeverFailed", AMoveInProgressIsNeverFailed},

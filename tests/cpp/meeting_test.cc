@@ -252,7 +252,7 @@ void SetPolicy(int policy) {
 /// other rank opens the meeting for the next call.
 void TheLastRankMayLeaveLate(Context& context) {
   const BusyCores busy;
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     const Site site =
         MakeSite(1, OneGroup(2), std::make_unique<StampWork>(2, std::size_t{1} << 20));
     const std::int64_t run = FreshRuns();
@@ -290,37 +290,42 @@ void ASiteEndsWithItsProgram(Context& context) {
   }
 }
 
+/// A call of another execution comes to an open meeting. Returns when it has been refused.
+Program Overlaps(CallSite& site, std::size_t rank, std::int64_t run) {
+  Stamped stamped(2);
+  const CallResult result = co_await stamped.Begin(site, rank, rank, run, 0);
+  Check(!result.ok && result.error.find("overlap") != std::string::npos,
+        "the overlap is refused, and said: " + result.error);
+  Check(stamped.untouched(), "a refused rank's buffer is left alone");
+}
+
 /// XLA runs the launches of a program one after the other, and so never does this. If it did, or if
 /// a device lost count, ranks must not meet for different executions.
 void OverlappingExecutionsAreRefused(Context& context) {
-  for (const bool other_run : {true, false}) {
+  for (const std::size_t other : Sizes{1, 0}) {  // another rank, and the one that waits
     const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
     const std::int64_t run = FreshRuns();
-    const auto overlap = [&](std::size_t rank) -> Program {
-      Stamped stamped(2);
-      const CallResult result =
-          co_await stamped.Begin(*site, rank, rank, other_run ? run + 1 : run, 0);
-      Check(!result.ok && result.error.find("overlap") != std::string::npos,
-            "the overlap is refused, and said: " + result.error);
-      Check(stamped.untouched(), "a refused rank's buffer is left alone");
-    };
-    const auto waits = [&](std::size_t rank) -> Program {
-      Stamped stamped(2);
-      const CallResult result = co_await stamped.Begin(*site, rank, rank, run, 0);
-      Check(!result.ok, "the run has failed for all ranks");
-    };
     RunThreads(context, 1, [&](std::size_t) {
-      if (other_run) {
-        Repeat(*site, 2, /*rank=*/0, run, 1).Start();
-        overlap(/*rank=*/1).Start();
-        Repeat(*site, 2, /*rank=*/1, run, 1).Start();
-      } else {
-        waits(/*rank=*/0).Start();
-        site->Begin(/*logical_id=*/1, kFirstDevice + 1, run);  // an execution that never arrives
-        overlap(/*rank=*/1).Start();
-      }
+      Repeat(*site, 2, /*rank=*/0, run, 1).Start();
+      Overlaps(*site, other, run + 1).Start();
+      Repeat(*site, 2, /*rank=*/1, run, 1).Start();
     });
   }
+}
+
+void OtherIterationsAreRefused(Context& context) {
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  const auto waits = [&](std::size_t rank) -> Program {
+    Stamped stamped(2);
+    const CallResult result = co_await stamped.Begin(*site, rank, rank, run, 0);
+    Check(!result.ok, "the run has failed for all ranks");
+  };
+  RunThreads(context, 1, [&](std::size_t) {
+    waits(/*rank=*/0).Start();
+    site->Begin(/*logical_id=*/1, kFirstDevice + 1, run);  // an execution that never arrives
+    Overlaps(*site, /*rank=*/1, run).Start();
+  });
 }
 
 }  // namespace
@@ -340,6 +345,7 @@ int main(int argc, char** argv) {
                    {"EveryChunkRunsOnce", EveryChunkRunsOnce},
                    {"TheLastRankMayLeaveLate", TheLastRankMayLeaveLate},
                    {"ASiteEndsWithItsProgram", ASiteEndsWithItsProgram},
-                   {"OverlappingExecutionsAreRefused", OverlappingExecutionsAreRefused}},
+                   {"OverlappingExecutionsAreRefused", OverlappingExecutionsAreRefused},
+                   {"OtherIterationsAreRefused", OtherIterationsAreRefused}},
                   argc, argv);
 }
