@@ -265,9 +265,8 @@ def test_batch_norm_of_nnx():
     graph, state = nnx.split(norm)
 
     def step(x: Any) -> Any:
-        merge: Any = nnx.merge  # whose type says that it returns a State
-        module = merge(graph, state, copy=True)
-        return module(x), nnx.state(module)["mean"].get_value()
+        module = nnx.merge(graph, state, copy=True)
+        return module(x), jax.tree.leaves(nnx.state(module, nnx.BatchStat))
 
     f = jax.jit(mapped(step, mesh(4), check_vma=False))
     with jaxcoll.accelerate_lax(), counted_calls() as on:
