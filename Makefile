@@ -15,7 +15,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-all bench lint format ctest wheel release-test env build stubs signatures clean
+.PHONY: help demo test test-fallback test-all bench lint format ctest wheel release-test env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -27,6 +27,16 @@ demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 mi
 test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (under 10 minutes)
 	$(PYTEST) $(ARGS)
 	JAXCOLL_BACKEND=lax $(PYTEST) --ignore tests/repo --ignore tests/examples $(ARGS)
+
+# Not editable: the wheel without the extension, as it is installed where there is no compiler.
+test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native extension
+	rm -rf build/fallback .venv-fallback
+	JAXCOLL_NATIVE=OFF $(BIN)/python -m build --wheel --outdir build/fallback
+	$(PYTHON) -m venv .venv-fallback
+	.venv-fallback/bin/pip install --quiet --upgrade "pip>=25.1"
+	.venv-fallback/bin/pip install --quiet "$$(ls build/fallback/*-py3-none-any.whl)[demo]" --group test \
+	  $(if $(JAX),"jax==$(JAX)" "jaxlib==$(JAX)")
+	.venv-fallback/bin/pytest -n auto --maxprocesses 8 --dist loadfile --ignore tests/repo $(ARGS)
 
 test-all: $(VENV)/.tools  ## everything, on the oldest and the newest JAX, into tests/RESULTS.md
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py

@@ -192,6 +192,33 @@ def freshly_traced() -> Iterator[None]:
         yield
 
 
+class _Fork:
+    """Whether this process is the child of one that used native calls."""
+
+    is_child = False
+
+    @classmethod
+    def in_child(cls) -> None:
+        """Has everything traced again, where the collectives can refuse."""
+        cls.is_child = True
+        _fresh_context.set_global(next(_fresh_values))
+
+
+def watch_forks() -> None:
+    """Notices from now on that the process is forked."""
+    os.register_at_fork(after_in_child=_Fork.in_child)
+
+
+def refuse_after_fork(call: str) -> None:
+    """Raises RuntimeError in the child of a process that used native calls."""
+    if _Fork.is_child:
+        raise RuntimeError(
+            f"{call}: this process was forked from one that had used jaxcoll and JAX, whose "
+            "threads did not come along: every computation would hang. Start processes with "
+            'multiprocessing.get_context("spawn"), or fork before JAX starts.'
+        )
+
+
 def resolve_backend(call: str, backend: Backend | None) -> Backend:
     """Returns the backend of one call: its argument, else `using`, else `config`."""
     if backend is not None:

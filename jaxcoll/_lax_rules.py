@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 
 import jaxcoll._predicates  # noqa: F401  (watches the branches that collectives stand in)
 from jaxcoll import _compat
-from jaxcoll._config import accelerates_lax, resolve_backend
+from jaxcoll._config import accelerates_lax, refuse_after_fork, resolve_backend
 from jaxcoll._lowering import (
     MARK,
     Call,
@@ -174,6 +174,7 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
         )
         if not request.axes:  # over dimensions of the array alone
             return lax_rule(ctx, x, **params)
+        refuse_after_fork(f"jax.lax, for {op}")
         if mark is None and not accelerates_lax():
             groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
             note(ctx, request, groups, "jaxcoll.accelerate_lax() is off")

@@ -9,6 +9,7 @@ stands in the HLO; which call meets which does not depend on it.
 """
 
 import dataclasses
+import functools as ft
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +21,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from jaxcoll import _compat, _crossovers, _decisions, _native
+from jaxcoll import _compat, _crossovers, _decisions, _native, _processes
 from jaxcoll._config import logger
 from jaxcoll._errors import NativeUnavailableError
 from jaxcoll._types import Backend
@@ -141,6 +142,7 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
     if backend == "lax":
         return 'backend="lax" was asked for'
     if problem := _compat.problem():
+        _warn_once(f"{problem}; collectives run on jax.lax. Upgrade with: pip install -U jaxcoll")
         return problem
     if tuple(ctx.module_context.platforms) != ("cpu",):
         return f"the program is for {', '.join(ctx.module_context.platforms)}, not for CPU alone"
@@ -151,7 +153,16 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
         return f"shard_map leaves the mesh axes {sorted(left)} to the compiler"
     if jax.process_count() > 1:  # this also starts JAX's clients, which registration below needs
         return "the job has several processes"
-    return _native.unavailable_reason()
+    if reason := _native.unavailable_reason():
+        return reason
+    if problem := _processes.threads_problem(jax.local_device_count("cpu")):
+        _warn_once(problem)
+    return None
+
+
+@ft.cache
+def _warn_once(text: str) -> None:
+    logger.warning("jaxcoll: %s", text)
 
 
 def _group_reason(groups: Groups | None) -> str | None:

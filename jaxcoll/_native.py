@@ -10,7 +10,7 @@ from types import ModuleType
 
 import jax
 
-from jaxcoll._config import config, logger
+from jaxcoll._config import config, logger, watch_forks
 
 _register_lock = threading.Lock()
 
@@ -46,6 +46,7 @@ def _register() -> str | None:
             jax.ffi.register_ffi_type(name, registration, platform="cpu")
         for name, stages in core.targets().items():
             jax.ffi.register_ffi_target(name, stages, platform="cpu")
+        watch_forks()
     except Exception as error:
         reason = f"XLA refused the native extension, which was built for another jaxlib ({error})"
         logger.warning("jaxcoll: %s; collectives run on jax.lax.", reason)

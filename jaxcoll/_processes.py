@@ -57,6 +57,18 @@ def simulate_cpu_devices(num_devices: int) -> None:
     os.environ["XLA_FLAGS"] = " ".join(flags)
 
 
+def threads_problem(num_devices: int) -> str | None:
+    """Says that XLA has too few threads for `num_devices` of this process, or None."""
+    threads = max(_int_of("PJRT_NPROC") or _int_of("NPROC") or os.cpu_count() or 1, num_devices)
+    if num_devices == 1 or threads >= 2 * num_devices:
+        return None
+    return (
+        f"XLA has {threads} threads for {num_devices} devices: a program of which more than 32 "
+        f"steps are started without waiting for one can hang. Set PJRT_NPROC={4 * num_devices} "
+        f"before JAX starts, or call jaxcoll.simulate_cpu_devices({num_devices})."
+    )
+
+
 def _jax_has_started() -> bool:
     from jaxcoll import _compat
 

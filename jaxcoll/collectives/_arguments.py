@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxcoll import _compat, _decisions
+from jaxcoll._config import refuse_after_fork
 from jaxcoll._errors import did_you_mean, listed
 from jaxcoll._types import DTYPES
 
@@ -37,10 +38,12 @@ def check_axes(op: str, tree: Any, axis_name: Any, axis_index_groups: Any = None
     Raises:
         TypeError: `axis_name` is not a name or a tuple of names.
         NameError: an axis is not bound here (as `jax.lax` does).
+        RuntimeError: the process was forked after native calls.
         ValueError: `axis_index_groups` does not partition the axis, or a name stands twice.
     """
     names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
     call = f"{op}(x, {axis_name!r})".replace("'", '"')
+    refuse_after_fork(call)
     for name in names:
         if isinstance(name, int) or name is None:
             raise TypeError(
