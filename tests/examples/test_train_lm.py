@@ -5,6 +5,7 @@ import re
 import struct
 
 import pytest
+from checks import native_missing
 
 NO_TIMING = "--compare-seconds=0"
 
@@ -34,6 +35,7 @@ def test_help_explains_every_option(run_example, examples_folder):
         assert re.search(rf"{flag} .*?\(default: ", text), flag
 
 
+@pytest.mark.skipif(native_missing() is not None, reason="compares the native path with lax")
 def test_a_short_run_reports_times_and_draws(whole_run):
     done, folder = whole_run
     # Exit code 0 although six steps can't beat the bigram model: a short run isn't held to it.

@@ -3,14 +3,16 @@
 import functools as ft
 
 import pytest
+from checks import auto_is_native
 from stress.run import DEVICES, Outcome, run_scenarios
 from stress.scenarios import SCENARIOS
-
-import jaxcoll
 
 # A machine that runs other things as well is several times slower; a hang takes for ever.
 _LIMIT_S = 90.0
 _HARD_LIMIT_S = 270.0
+
+
+needs_engine = pytest.mark.skipif(not auto_is_native(), reason="a test of the native engine")
 
 
 @ft.cache
@@ -26,7 +28,7 @@ def outcome(devices: int) -> Outcome:
     )
 
 
-@pytest.mark.skipif(jaxcoll.config.backend == "lax", reason="a test of the native engine")
+@needs_engine
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_scenario(devices: int, name: str):
@@ -34,7 +36,7 @@ def test_scenario(devices: int, name: str):
     assert problem is None, problem
 
 
-@pytest.mark.skipif(jaxcoll.config.backend == "lax", reason="a test of the native engine")
+@needs_engine
 @pytest.mark.parametrize("devices", DEVICES)
 def test_the_process_ends(devices: int):
     """In the midst of steps that nobody waits for; scenarios report their own failures."""
