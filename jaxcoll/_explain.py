@@ -52,8 +52,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
 
     Example:
         >>> print(jaxcoll.explain(train_step, state, batch))
-        op              axes  operand     bytes    ranks  path    order    called at
-        all_reduce sum  data  f32[512]+3  2.1 MiB  8      native  by rank  train.py:31 (step)
+        op              axes  operand           bytes    ranks  path    order    called at
+        all_reduce sum  data  float32[512] + 3  2.1 MiB  8      native  by rank  train.py:31 (step)
     """
     jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
     with _decisions.recording() as recording, freshly_traced():
