@@ -2,7 +2,8 @@
 
 The C++ layers under three builds and with each rule of the engine broken in turn; the whole Python
 suite, slow tests and whole products included, on the oldest and the newest JAX, on the native path
-and on jax.lax; the release path. Ends with 1 if anything failed.
+and on jax.lax, and on a wheel without the extension; the release path. Ends with 1 if anything
+failed.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import xml.etree.ElementTree as ET
 from newest_python import newest_python
 
 ROOT = pathlib.Path(__file__).parents[1]
+JUNIT = ROOT / "build" / "junit.xml"
 SUITE = ["-n", "auto", "--maxprocesses=8", "--dist=loadfile", "--full", "-m", "not release"]
 
 
@@ -70,15 +72,17 @@ def steps(environments: list[tuple[str, pathlib.Path]]) -> list[Step]:
                 f"{jax}, on jax.lax", [*pytest, "--ignore=tests/repo"], {"JAXCOLL_BACKEND": "lax"}
             ),
         ]
+    fallback = ["make", "test-fallback", f"JAX={oldest_jax()}", f"ARGS=--full --junitxml={JUNIT}"]
+    all_steps.append(Step(f"{environments[0][0]}, without the extension", fallback))
     pytest = str(environments[0][1] / "bin" / "pytest")
     return [*all_steps, Step("Release path", [pytest, "-m", "release"])]
 
 
-def counts(report: pathlib.Path) -> str:
-    """Returns "12 passed, 1 skipped" from a JUnit file, or "-" where there is none."""
-    if not report.exists():
+def counts() -> str:
+    """Returns "12 passed, 1 skipped" of the last run of pytest, or "-" if it was none."""
+    if not JUNIT.exists():
         return "-"
-    suites = [suite.attrib for suite in ET.parse(report).getroot().iter("testsuite")]
+    suites = [suite.attrib for suite in ET.parse(JUNIT).getroot().iter("testsuite")]
     total, failed, errors, skipped = (
         sum(int(suite.get(key, 0)) for suite in suites)
         for key in ("tests", "failures", "errors", "skipped")
@@ -94,15 +98,15 @@ def counts(report: pathlib.Path) -> str:
 def run(step: Step) -> tuple[str, bool]:
     """Runs one step; returns its row of the table and whether it passed."""
     print(f"\n==== {step.name}: {' '.join(step.command)}", flush=True)
-    command, report = list(step.command), ROOT / "build" / "junit.xml"
-    report.unlink(missing_ok=True)
+    command = list(step.command)
+    JUNIT.unlink(missing_ok=True)
     if pathlib.Path(command[0]).name == "pytest":
-        command.append(f"--junitxml={report}")
+        command.append(f"--junitxml={JUNIT}")
     start = time.monotonic()
     passed = subprocess.run(command, cwd=ROOT, env=os.environ | step.environment).returncode == 0
     took = datetime.timedelta(seconds=round(time.monotonic() - start))
     verdict = "passed" if passed else "FAILED"
-    return f"| {step.name} | {verdict} | {counts(report)} | {took} | {_commit()} |", passed
+    return f"| {step.name} | {verdict} | {counts()} | {took} | {_commit()} |", passed
 
 
 def _commit() -> str:
