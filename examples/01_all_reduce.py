@@ -36,7 +36,7 @@ opt_state = optimizer.init(params)
 for i in range(201):
     params, opt_state, loss = step(params, opt_state, inputs, targets)
     if i % 50 == 0:
-        print(f"step {i:3d}  loss {loss:.6f}  (mean over 8 devices)")
+        print(f"step {i:3d}  loss {loss:.3f}  (mean over 8 devices)")
 weights = [round(float(weight), 3) for weight in params["weights"]]
 print(f"weights {weights}, expected [2.0, -3.0, 0.5]")
 print(f"bias {params['bias']:.1f}, expected 1.0")

@@ -1,0 +1,28 @@
+"""Code blocks of Markdown pages, and whether an output is what a page shows."""
+
+import pathlib
+import re
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def python_blocks(page: pathlib.Path) -> list[tuple[str, str]]:
+    """Returns (code, output shown right below it or "") of a page's Python blocks, in order."""
+    found: list[tuple[str, str]] = []
+    text = page.read_text()
+    end = None
+    for match in BLOCK.finditer(text):
+        kind, body = match.groups()
+        if kind == "python":
+            found.append((body, ""))
+        elif kind == "text" and found and end is not None and not text[end : match.start()].strip():
+            found[-1] = (found[-1][0], body)
+        end = match.end()
+    return found
+
+
+def is_as_shown(output: str, shown: str) -> bool:
+    """Compares but for white space; `...` in what the page shows stands for anything."""
+    parts = [r"\s+".join(map(re.escape, part.split())) for part in shown.split("...")]
+    pattern = r"\s*" + r".*".join(rf"\s*{part}\s*" for part in parts) + r"\s*"
+    return re.fullmatch(pattern, output, re.DOTALL) is not None
