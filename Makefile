@@ -15,7 +15,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-fallback test-all bench lint format ctest wheel release-test env build stubs signatures clean
+.PHONY: help demo test test-fallback test-all bench lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -54,6 +54,9 @@ lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, 
 	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > /dev/null
 	find csrc tests/cpp -name '*.cc' -print0 | \
 	  xargs -0 -n 1 -P $(JOBS) $(BIN)/clang-tidy -p build/lint --quiet
+
+docs: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## the pages, as HTML in build/docs; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 
 format: $(VENV)/.tools  ## rewrite what `make lint` can mend by itself
 	$(BIN)/ruff check --fix --exit-zero
@@ -106,5 +109,5 @@ $(VENV)/.dev$(JAX): $(VENV)/.python $(BUILD_INPUTS)
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.python pyproject.toml
-	$(BIN)/pip install --quiet --group lint
+	$(BIN)/pip install --quiet --group lint --group docs
 	@touch $@

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import shlex
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -19,6 +20,13 @@ def python_blocks(page: pathlib.Path) -> list[tuple[str, str]]:
             found[-1] = (found[-1][0], body)
         end = match.end()
     return found
+
+
+def commands(page: pathlib.Path) -> list[list[str]]:
+    """Returns the arguments of each `jaxcoll ...` in a page's shell blocks."""
+    bodies = [body for kind, body in BLOCK.findall(page.read_text()) if kind == "sh"]
+    lines = [line for body in bodies for line in body.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("jaxcoll ")]
 
 
 def is_as_shown(output: str, shown: str) -> bool:

@@ -1,9 +1,11 @@
 """What an installed jaxcoll must be able to do with nothing but jax and numpy beside it.
 
-Run by the release tests and by cibuildwheel in an empty environment, outside the source tree.
+Run by the release tests and by cibuildwheel in an empty environment, outside the source tree. With
+the argument `lax` for an installation without the native extension.
 """
 
 import importlib.util
+import sys
 from collections.abc import Callable
 
 import jax
@@ -14,15 +16,16 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll
 
 
-def run(collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> np.ndarray:
-    """One call on two devices, on the native path: an error where that is not there."""
+def run(collective: Callable[[jax.Array], jax.Array], x: jax.Array, path: str) -> np.ndarray:
+    """One call on two devices, which must take the path."""
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
-    with jaxcoll.using(backend="native"):
-        mapped = jax.shard_map(collective, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-        return np.asarray(jax.jit(mapped)(x))
+    mapped = jax.shard_map(collective, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    for row in jaxcoll.explain(mapped, x).rows:
+        assert row.path == path, row
+    return np.asarray(jax.jit(mapped)(x))
 
 
-def main() -> None:
+def main(path: str = "native") -> None:
     for extra in ("flax", "optax", "matplotlib"):
         assert importlib.util.find_spec(extra) is None, f"{extra} is here: no empty environment"
     jaxcoll.simulate_cpu_devices(2)
@@ -40,9 +43,11 @@ def main() -> None:
         "broadcast": (lambda x: jaxcoll.broadcast(x, "i", root=1) + 0 * x, [high, high]),
     }
     for name, (collective, expected) in calls.items():
-        np.testing.assert_array_equal(run(collective, x), np.concatenate(expected), err_msg=name)
-    print(f"jaxcoll {jaxcoll.__version__}: {len(calls)} collectives run natively")
+        np.testing.assert_array_equal(
+            run(collective, x, path), np.concatenate(expected), err_msg=name
+        )
+    print(f"jaxcoll {jaxcoll.__version__}: {len(calls)} collectives run on the {path} path")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

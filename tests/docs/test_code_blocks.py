@@ -4,10 +4,11 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from checks import native_missing
-from pages import is_as_shown, python_blocks
+from pages import commands, is_as_shown, python_blocks
 
 import jaxcoll
 
@@ -15,29 +16,43 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 MARK = "----- end of block -----"
 
-
-@pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     jaxcoll.config.backend == "lax" or native_missing() is not None,
-    reason="the pages show what the native path prints",
+    reason="the pages show the native path",
 )
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_blocks_run_and_print_what_the_page_says(page: pathlib.Path, tmp_path: pathlib.Path):
-    found = python_blocks(page)
-    if not found:
-        assert "```python" not in page.read_text()
-        return
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(f"{code}\nprint({MARK!r})" for code, _ in found))
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PJRT_NPROC")}
+
+
+def run(folder: pathlib.Path, *arguments: object) -> str:
+    """Runs Python in a folder, without this process's devices; returns its standard output."""
     done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env=environment,
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PJRT_NPROC")},
         timeout=240,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    outputs = done.stdout.split(f"{MARK}\n")[:-1]
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def having(find: Callable[[pathlib.Path], object]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", [p for p in PAGES if find(p)], ids=lambda p: p.name)
+
+
+@having(python_blocks)
+def test_blocks_run_and_print_what_the_page_says(page: pathlib.Path, tmp_path: pathlib.Path):
+    found = python_blocks(page)
+    assert len(found) == page.read_text().count("```python")
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(f"{code}\nprint({MARK!r})" for code, _ in found))
+    outputs = run(tmp_path, script).split(f"{MARK}\n")[:-1]
     for (code, expected), output in zip(found, outputs, strict=True):
         assert not expected or is_as_shown(output, expected), (code, expected, output)
+
+
+@having(commands)
+def test_commands_run(page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAXCOLL_CROSSOVERS", str(tmp_path / "crossovers.json"))
+    for command in commands(page):
+        assert run(tmp_path, "-m", "jaxcoll", *command)

@@ -11,7 +11,7 @@ from checks import native_missing
 from pages import is_as_shown
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
-SECTION = re.compile(r"^## \[(\S+)\]\(\1\)\n\n\S.*?\n\n```text\n(.*?)^```$", re.M | re.S)
+SECTION = re.compile(r"^## (\S+)\n\n\S.*?\n\n```text\n(.*?)^```$", re.M | re.S)
 NUMBERED = sorted(path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py"))
 SHOWN = dict(SECTION.findall((EXAMPLES / "README.md").read_text()))
 

@@ -1,4 +1,4 @@
-"""The way to a user: the wheel is portable and needs no compiler; the source tree installs.
+"""The way to a user: the wheel is portable; the source tree installs, also without a compiler.
 
 Each test installs into an environment that holds jax and numpy and nothing else, and runs
 tools/smoke.py from an empty directory, so that no source tree can stand in for the package.
@@ -49,16 +49,27 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return python
 
 
-def check(python: pathlib.Path, directory: pathlib.Path, *install: object) -> None:
-    """Installs jaxcoll and checks that it brought nothing and runs natively; removes it again."""
+def check(
+    python: pathlib.Path,
+    directory: pathlib.Path,
+    *install: object,
+    path: str = "native",
+    **variables: str,
+) -> str:
+    """Installs jaxcoll, checks that it brought nothing and runs on `path`, and removes it again.
+
+    Returns what the installation said.
+    """
     before = installed(python)
-    run(python, "-m", "pip", "install", "--quiet", *install)
+    how = [python, "-m", "pip", "install", "--verbose", *install]
+    said = run(*how, env=os.environ | variables)
     try:
         assert installed(python) == before | {"jaxcoll"}
         environment = {"PATH": str(python.parent), "HOME": str(directory)}
         assert shutil.which("c++", path=environment["PATH"]) is None  # nor another compiler
-        said = run(python, ROOT / "tools" / "smoke.py", cwd=directory, env=environment)
-        assert "run natively" in said
+        ran = run(python, ROOT / "tools" / "smoke.py", path, cwd=directory, env=environment)
+        assert f"run on the {path} path" in ran
+        return said
     finally:
         run(python, "-m", "pip", "uninstall", "--yes", "jaxcoll")
 
@@ -114,3 +125,16 @@ def test_source_tree_installs_editable(
     source: pathlib.Path, bare: pathlib.Path, tmp_path: pathlib.Path
 ):
     check(bare, tmp_path, "--editable", source)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"JAXCOLL_NATIVE": "OFF"}, {"CXX": "/bin/false", "CC": "/bin/false"}],
+    ids=["as asked for", "without a compiler"],
+)
+def test_source_tree_installs_without_the_extension(
+    variables: dict[str, str], source: pathlib.Path, bare: pathlib.Path, tmp_path: pathlib.Path
+):
+    said = check(bare, tmp_path, source, path="lax", **variables)
+    assert "jaxcoll-0.1.0-py3-none-any.whl" in said
+    assert said.count("jaxcoll was installed without its native extension") == 1

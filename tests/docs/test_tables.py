@@ -1,0 +1,38 @@
+"""The pages that list things list all of them."""
+
+import pathlib
+import re
+
+import jaxcoll
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_the_reference_has_every_public_name():
+    listed = re.findall(r"^\.\. auto\w+:: (\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert sorted([*listed, "__version__", "models"]) == sorted(jaxcoll.__all__)
+
+
+def test_the_settings_have_every_environment_variable():
+    sources = [*(ROOT / "jaxcoll").rglob("*.py"), ROOT / "pyproject.toml"]
+    text = "".join(path.read_text() for path in sources)
+    used = set(re.findall(r"\bJAXCOLL_[A-Z_]+\b", text))
+    listed = re.findall(r"^\| `(JAXCOLL_\w+)`", (DOCS / "settings.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(used)
+
+
+def test_the_errors_have_every_exception():
+    text = "".join(path.read_text() for path in (ROOT / "jaxcoll").rglob("*.py"))
+    raised = set(re.findall(r"\braise (\w+(?:Error|Exit))\(", text))
+    errors = (DOCS / "settings.md").read_text().partition("## Errors")[2]
+    listed = set(re.findall(r"^\| `(?:jaxcoll\.)?(\w+)`", errors, re.MULTILINE))
+    # What Python itself does for a name that a module lacks.
+    assert raised - {"AttributeError"} <= listed
+
+
+def test_every_page_can_be_reached():
+    contents = (DOCS / "index.md").read_text()
+    for page in DOCS.rglob("*.md"):
+        name = str(page.relative_to(DOCS).with_suffix(""))
+        assert name == "index" or f"\n{name}\n" in contents, name
