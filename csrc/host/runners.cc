@@ -1,6 +1,7 @@
 #include "host/runners.h"
 
-#include <sched.h>  // sched_getaffinity
+#include <pthread.h>  // pthread_setname_np
+#include <sched.h>    // sched_getaffinity
 
 #include <algorithm>     // std::max, std::min
 #include <chrono>        // std::chrono::nanoseconds
@@ -166,6 +167,7 @@ void Runners::Append(const TaskList& tasks, Pace* pace) {
 
 void Runners::RunnerLoop(Runner& self) {
   is_runner = true;
+  pthread_setname_np(pthread_self(), "jaxcoll-runner");
   FlushDenormalsOnThisThread();
   std::unique_lock<std::mutex> lock(mutex_);
   --num_woken_;
@@ -202,6 +204,7 @@ void Runners::RunnerLoop(Runner& self) {
 }
 
 void Runners::StandbyLoop() {
+  pthread_setname_np(pthread_self(), "jaxcoll-standby");
   std::unique_lock<std::mutex> lock(mutex_);
   int quiet_looks = 0;
   for (;;) {

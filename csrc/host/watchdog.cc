@@ -1,5 +1,7 @@
 #include "host/watchdog.h"
 
+#include <pthread.h>  // pthread_setname_np
+
 #include <algorithm>  // std::clamp
 #include <chrono>     // std::chrono::nanoseconds
 #include <thread>     // std::thread
@@ -83,6 +85,7 @@ std::shared_ptr<const Status> Watchdog::FailureOf(std::int64_t run) {
 }
 
 void Watchdog::Loop() {
+  pthread_setname_np(pthread_self(), "jaxcoll-watch");
   std::unique_lock<std::mutex> lock(sites_mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return !sites_.empty(); });
