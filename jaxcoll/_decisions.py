@@ -20,7 +20,8 @@ class Decision:
         op: our name of the collective: `all_reduce`, `all_gather`, ...
         reduction: `sum`, `mean`, ...; None for collectives that only move data.
         axes: the axes of the call.
-        shapes, dtypes: of the operands, one entry a leaf, as one rank has them.
+        shapes: of the operands, one a leaf, as one rank has them.
+        dtypes: of the operands, one a leaf.
         bytes: of all operands of one rank.
         group_size: ranks that communicate with each other; None outside of a manual region.
         path: `native` or `lax`.

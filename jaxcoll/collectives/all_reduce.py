@@ -67,8 +67,8 @@ def all_reduce(
         backend: see `jaxcoll.using`.
 
     Returns:
-        The tree with the same shapes and dtypes (`mean` of integers: floating point), unvarying
-        over `axis_name`.
+        The tree with the same shapes and dtypes (floating point for a `mean` of integers),
+        unvarying over `axis_name`.
 
     Raises:
         NameError: an axis is not mapped here.
