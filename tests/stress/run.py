@@ -17,7 +17,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-SCENARIOS = pathlib.Path(__file__).with_name("scenarios.py")
+TESTS = pathlib.Path(__file__).parents[1]
+SCENARIOS = (sys.executable, "-m", "stress.scenarios")
 DEVICES = (2, 3, 4, 8)
 
 # What `simulate_cpu_devices` sets: each process decides for itself.
@@ -49,6 +50,12 @@ class Outcome:
         return f"{name} was not reached ({self.exit_code}):\n{self.output}"
 
 
+def _environment() -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    path = (str(TESTS), *environment.get("PYTHONPATH", "").split(os.pathsep))
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
 def run_scenarios(
     names: Sequence[str],
     *,
@@ -59,14 +66,13 @@ def run_scenarios(
     hard_limit_s: float,
 ) -> Outcome:
     """Runs scenarios in a process; kills it after `hard_limit_s`."""
-    environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
     arguments = (
         *("--devices", str(devices), "--seed", str(seed)),
         *("--rounds", str(rounds), "--limit", str(limit_s)),
     )
     process = subprocess.Popen(
-        [sys.executable, SCENARIOS, *arguments, *names],
-        env=environment,
+        [*SCENARIOS, *arguments, *names],
+        env=_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -90,7 +96,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one scenario")
     args = parser.parse_args()
     listed = subprocess.run(
-        [sys.executable, SCENARIOS, "--list"], capture_output=True, text=True, check=True
+        [*SCENARIOS, "--list"], env=_environment(), capture_output=True, text=True, check=True
     )
     names = args.names or listed.stdout.split()
     end = time.monotonic() + args.minutes * 60
