@@ -65,7 +65,7 @@ def run(num_devices: int, rounds: int) -> list[dict[str, Any]]:
         state[kind] = programs[kind](state[kind])
         return state[kind]
 
-    t = measure({kind: (lambda kind=kind: step(kind)) for kind in kinds}, 2 * rounds, budget_s=12)
+    t = measure({kind: (lambda kind=kind: step(kind)) for kind in kinds}, rounds, budget_s=12)
     rest = t.seconds["nothing"]
     own = {
         kind: [total - without for total, without in zip(t.seconds[kind], rest, strict=True)]
