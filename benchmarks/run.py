@@ -20,7 +20,9 @@ HERE = Path(__file__).resolve().parent
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", default="2,4,8", help="device counts, comma-separated")
-    parser.add_argument("--rounds", type=int, default=200, help="alternating rounds per measurement, at most")
+    parser.add_argument(
+        "--rounds", type=int, default=200, help="alternating rounds per measurement, at most"
+    )
     parser.add_argument("--quick", action="store_true", help="three sizes and few rounds")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for results")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
