@@ -36,7 +36,7 @@ test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native e
 	.venv-fallback/bin/pip install --quiet --upgrade "pip>=25.1"
 	.venv-fallback/bin/pip install --quiet "$$(ls build/fallback/*-py3-none-any.whl)[demo]" --group test \
 	  $(if $(JAX),"jax==$(JAX)" "jaxlib==$(JAX)")
-	JAXCOLL_TESTS_WITHOUT_NATIVE=1 .venv-fallback/bin/pytest -n auto --maxprocesses 8 --dist loadfile --ignore tests/repo $(ARGS)
+	PYTHONSAFEPATH=1 JAXCOLL_TESTS_WITHOUT_NATIVE=1 .venv-fallback/bin/pytest -n auto --maxprocesses 8 --dist loadfile --ignore tests/repo $(ARGS)
 
 test-all: $(VENV)/.tools  ## everything, on the oldest and the newest JAX, into tests/RESULTS.md
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py

@@ -4,27 +4,32 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jaxcoll._lax_rules  # noqa: F401  (puts the rules in place that look at the switch)
+from jaxcoll import _native
 from jaxcoll._config import accelerate_context
 
 
 class _Acceleration:
     """What `accelerate_lax` returns: the switch, on since the call, as a context manager."""
 
+    latest: "_Acceleration | None" = None
+
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
         self._before = accelerate_context.get_global()
-        self._local: AbstractContextManager[Any] | None = None
+        self._locals: list[AbstractContextManager[Any]] = []
         accelerate_context.set_global(enabled)
+        _Acceleration.latest = self
 
     def __enter__(self) -> None:
-        accelerate_context.set_global(self._before)
-        self._local = accelerate_context(self._enabled)
-        self._local.__enter__()
+        if _Acceleration.latest is self:  # nobody has called since
+            accelerate_context.set_global(self._before)
+            _Acceleration.latest = None
+        local = accelerate_context(self._enabled)
+        local.__enter__()
+        self._locals.append(local)
 
     def __exit__(self, *exception: Any) -> None:
-        if self._local is not None:
-            self._local.__exit__(*exception)
-            self._local = None
+        self._locals.pop().__exit__(*exception)
 
 
 def accelerate_lax(enabled: bool = True) -> AbstractContextManager[None]:
@@ -51,4 +56,6 @@ def accelerate_lax(enabled: bool = True) -> AbstractContextManager[None]:
     """
     if not isinstance(enabled, bool):
         raise TypeError(f"accelerate_lax: enabled: expected a bool, got {enabled!r}.")
+    if enabled:
+        _native.missing_reason()  # logs it, once
     return _Acceleration(enabled)

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools as ft
+import math
 import re
 from collections.abc import Iterator, Sequence
 
 import jax
 
-from jaxcoll import _crossovers
+from jaxcoll import _crossovers, _native
 from jaxcoll._chains import OPS, chain, operand, variants
 from jaxcoll._explain import explain
 from jaxcoll._timing import Timing, count_wrong, measure, slopes
@@ -33,11 +34,12 @@ class Row:
         op: the collective.
         bytes: of a rank's operand.
         path: what `backend="auto"` takes at this size now.
-        native_us: median time of a native call.
+        native_us: median time of a native call; NaN where there is none.
         native_p99_us: its 99th percentile over rounds.
         lax_us: median time of lax's.
         speedup: median over rounds of lax's time divided by native's.
-        algbw: GB/s, of the result's bytes for `all_gather` and else of the operand's.
+        algbw: GB/s, of the result's bytes for `all_gather` and else of the operand's; of lax where
+            there is no native call.
         busbw: GB/s, `algbw` times what the op has to move over a bus, as nccl-tests defines it.
         wrong: elements in which native and lax differ.
     """
@@ -77,6 +79,8 @@ def sizes_of(text: str) -> list[int]:
 def run(ops: Sequence[str], sizes: Sequence[int], rounds: int) -> Iterator[Row]:
     """Measures each op at each size over all devices of this process.
 
+    Native calls against lax's; lax's alone where none can be native.
+
     Sizes are rounded up to what the ranks can divide. Cost: about a second a row up to 64 KiB and
     several for larger ones.
     """
@@ -93,9 +97,9 @@ _AUTO = jax.sharding.AxisType.Auto
 def _row(op: str, size: int, rounds: int, mesh: jax.sharding.Mesh) -> Row:
     lengths = (32, 256) if size <= 64 << 10 else (2, 6)
     x = operand(size, mesh)
-    functions = variants(op, mesh.size, ("native",))
-    once = {name: chain(op, call, 1, mesh) for name, call in functions.items()}
-    wrong = count_wrong(once["native"](x), once["lax"](x))
+    functions = variants(op, mesh.size, () if _native.unavailable_reason() else ("native",))
+    once = {name: chain(op, call, 1, mesh)(x) for name, call in functions.items()}
+    wrong = sum(count_wrong(result, once["lax"]) for result in once.values())
     auto = chain(op, variants(op, mesh.size, ("auto",))["auto"], 1, mesh)
     (decision,) = explain(auto, x).rows
     timings = []
@@ -106,28 +110,29 @@ def _row(op: str, size: int, rounds: int, mesh: jax.sharding.Mesh) -> Row:
     if not per_call.seconds["lax"]:  # every round was disturbed: what the longer chain took
         longer = timings[1].seconds.items()
         per_call = Timing({n: [s / lengths[1] for s in seconds] for n, seconds in longer})
-    us = per_call.median_us("native")
+    ours = "native" if "native" in functions else "lax"
+    us = per_call.median_us(ours)
     algbw = size * (mesh.size if op == "all_gather" else 1) / us / 1e3
     return Row(
         op=op,
         bytes=size,
         path=decision.path,
-        native_us=us,
-        native_p99_us=per_call.percentile_us("native", 99),
+        native_us=us if ours == "native" else math.nan,
+        native_p99_us=per_call.percentile_us(ours, 99) if ours == "native" else math.nan,
         lax_us=per_call.median_us("lax"),
-        speedup=per_call.ratio("lax", "native"),
+        speedup=per_call.ratio("lax", ours) if ours == "native" else math.nan,
         algbw=algbw,
         busbw=algbw * _BUS_FACTOR[op](mesh.size),
         wrong=wrong,
     )
 
 
-def crossovers(rows: Sequence[Row], ranks: int) -> dict[str, dict[int, int]]:
-    """Returns from which size on lax is faster, for copies, at that and all larger sizes measured.
+def crossovers(rows: Sequence[Row]) -> dict[str, int | None]:
+    """Returns from which size on lax is faster, at that and all larger sizes; None if it is not.
 
-    One size is not enough: two neighbours have to agree.
+    For each copy that was measured at two sizes or more: two neighbours have to agree.
     """
-    found: dict[str, dict[int, int]] = {}
+    found: dict[str, int | None] = {}
     for op in _crossovers.COPIES:
         of_op = sorted((row for row in rows if row.op == op), key=lambda row: row.bytes)
         slower: list[Row] = []
@@ -135,8 +140,8 @@ def crossovers(rows: Sequence[Row], ranks: int) -> dict[str, dict[int, int]]:
             if row.speedup >= _MARGIN:
                 break
             slower.append(row)
-        if len(slower) >= 2:
-            found[op] = {ranks: slower[-1].bytes}
+        if len(of_op) >= 2:
+            found[op] = slower[-1].bytes if len(slower) >= 2 else None
     return found
 
 
@@ -154,9 +159,13 @@ def head() -> str:
 
 def text(row: Row) -> str:
     """Returns a row of the table."""
-    numbers = [f"{v:.1f}" for v in (row.native_us, row.native_p99_us, row.lax_us)]
-    rates = [f"{v:.2f}" for v in (row.speedup, row.algbw, row.busbw)]
+    numbers = [_number(v, 1) for v in (row.native_us, row.native_p99_us, row.lax_us)]
+    rates = [_number(v, 2) for v in (row.speedup, row.algbw, row.busbw)]
     return line([row.op, str(row.bytes), row.path, *numbers, *rates, str(row.wrong)])
+
+
+def _number(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def known() -> tuple[str, ...]:

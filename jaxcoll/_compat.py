@@ -1,10 +1,11 @@
 """What differs between JAX versions, and the private names that the lowering needs.
 
-The only file that touches `jax._src`. Nothing here is used at import: `problem()` tries every name
-once, and where one is missing all collectives run on lax, with that reason logged.
+The only file that touches `jax._src`. `problem()` tries every name once, and where one is missing
+nothing else here is used: all collectives are lax's then, with that reason logged.
 """
 
 import functools as ft
+import importlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ def replica_groups(
     ctx: mlir.LoweringRuleContext, axes: Sequence[str], axis_index_groups: Any
 ) -> list[list[int]] | None:
     """Returns the logical ids of every group, in rank order; None outside of a manual region."""
-    if problem() is not None or manual_axes(ctx) is None:
+    if manual_axes(ctx) is None:
         return None
     from jax._src.lax import parallel
 
@@ -139,8 +140,6 @@ def source_line(ctx: mlir.LoweringRuleContext) -> str:
 
 
 def _line(traceback: Any) -> str:
-    if problem() is not None:
-        return "unknown line"
     from jax._src import source_info_util
 
     _hide_own_frames()
@@ -221,6 +220,7 @@ _COMMUNICATING = {
     "all_to_all": "all_to_all",
     "broadcast_from_root": "broadcast",
     "pbroadcast": "pbroadcast",
+    "pbroadcast_dynamic": "pbroadcast",
     "pmax": "pmax",
     "pmin": "pmin",
     "ppermute": "ppermute",
@@ -228,6 +228,8 @@ _COMMUNICATING = {
     "psum_invariant": "psum",
     "ragged_all_to_all": "ragged_all_to_all",
     "reduce_scatter": "reduce_scatter",
+    "unreduced_pmax": "pmax",
+    "unreduced_pmin": "pmin",
     "unreduced_psum": "psum",
     "unreduced_reduce_scatter": "reduce_scatter",
 }
@@ -258,24 +260,47 @@ def custom_call(target: str, **arguments: Any) -> Any:
     return private.custom_call(target, api_version=4, **arguments)
 
 
+# Module of jax -> the names in it that are used above; "Class.name" for one of a class.
+PRIVATE_NAMES = {
+    "jax._src.config": ("_check_vma", "auto_pcast"),
+    "jax._src.core": ("get_axis_env", "NamedAxisEffect"),
+    "jax._src.interpreters.mlir": (
+        *("_lowerings", "_platform_specific_lowerings", "custom_call"),
+        *("LoweringParameters.for_export", "LoweringRuleContext.jaxpr_eqn_ctx"),
+        *("LoweringRuleContext.traceback", "ModuleContext.axis_context"),
+        *("ModuleContext.lowering_cache", "ModuleContext.lowering_parameters"),
+    ),
+    "jax._src.lax.control_flow.conditionals": ("cond_p",),
+    "jax._src.lax.control_flow.loops": ("while_p",),
+    "jax._src.lax.parallel": (
+        *("_replica_groups", "psum_p", "psum_invariant_p", "pmax_p", "pmin_p", "all_gather_p"),
+        *("all_gather_invariant_p", "reduce_scatter_p", "all_to_all_p", "ppermute_p"),
+    ),
+    "jax._src.source_info_util": ("user_frame",),
+    "jax._src.xla_bridge": ("backends_are_initialized",),
+}
+
+
 @ft.cache
 def problem() -> str | None:
     """Says what this JAX lacks of the above, or None. Costs an import of what JAX has imported."""
-    try:
-        from jax._src import config, core, source_info_util
-        from jax._src.interpreters import mlir as private
-        from jax._src.lax import parallel
-
-        for holder, names in (
-            (config, ("_check_vma", "auto_pcast")),
-            (core, ("get_axis_env", "NamedAxisEffect")),
-            (source_info_util, ("user_frame",)),
-            (private, ("_lowerings", "_platform_specific_lowerings", "custom_call")),
-            (parallel, ("_replica_groups",)),
-        ):
-            for name in names:
-                getattr(holder, name)
-        lax_primitives()
-    except (ImportError, AttributeError) as error:
-        return f"jax {jax.__version__} is not known to this version of jaxcoll ({error})"
+    for module, names in PRIVATE_NAMES.items():
+        for name in names:
+            if not _has(module, name):
+                return (
+                    f"jax {jax.__version__} is not known to this version of jaxcoll "
+                    f"({module}.{name} is missing)"
+                )
     return None
+
+
+def _has(module: str, name: str) -> bool:
+    try:
+        holder: Any = importlib.import_module(module)
+    except ImportError:
+        return False
+    *owner, last = name.split(".")
+    for part in owner:
+        if (holder := getattr(holder, part, None)) is None:
+            return False
+    return hasattr(holder, last) or last in getattr(holder, "__annotations__", {})

@@ -4,6 +4,7 @@ The backend is part of JAX's trace context, so a switch also takes effect on fun
 already compiled: they are traced again for the new setting, and found in the cache for the old one.
 """
 
+import functools as ft
 import itertools
 import logging
 import os
@@ -78,6 +79,9 @@ _backend_context = jax.make_user_context(default_value=None)
 # Local value: `with accelerate_lax()`. Global value: `accelerate_lax()`. None: the environment's.
 accelerate_context = jax.make_user_context(default_value=None)
 
+# Part of the context, so that what is compiled already is looked at again.
+_strict_context = jax.make_user_context(default_value=False)
+
 # Another value for each `freshly_traced()`.
 _fresh_context = jax.make_user_context(default_value=0)
 _fresh_values = itertools.count(1)
@@ -91,15 +95,14 @@ class Config:
             `jaxcoll.using` is active. Initially `JAXCOLL_BACKEND`, else `"auto"`.
         timeout_s: how long a rank waits for the others, in seconds; None waits for ever. Takes
             effect at once, also on waits in progress. Initially `JAXCOLL_TIMEOUT_S`, else 300.
-        strict: turns warnings about likely mistakes into errors, in functions that are traced from
-            then on. Initially False.
+        strict: turns warnings about likely mistakes into errors, also in functions that are
+            compiled already. Initially False.
     """
 
     # A misspelt setting is an AttributeError.
     __slots__ = (
         "_accelerates_lax",
         "_initial_backend",
-        "_strict",
         "_timeout_listeners",
         "_timeout_s",
     )
@@ -109,7 +112,6 @@ class Config:
         self._initial_backend = backend_from(environment)
         self._timeout_s = timeout_from(environment)
         self._timeout_listeners: list[Callable[[float | None], None]] = []
-        self._strict = False
         self._accelerates_lax = accelerates_from(environment)
 
     @property
@@ -132,13 +134,13 @@ class Config:
 
     @property
     def strict(self) -> bool:
-        return self._strict
+        return bool(_strict_context.get_global())
 
     @strict.setter
     def strict(self, value: bool) -> None:
         if not isinstance(value, bool):
             raise TypeError(f"jaxcoll.config: strict: expected a bool, got {value!r}.")
-        self._strict = value
+        _strict_context.set_global(value)
 
     def _on_timeout(self, listener: Callable[[float | None], None]) -> None:
         """Calls `listener` with `timeout_s` now and at every change."""
@@ -204,13 +206,15 @@ class _Fork:
         _fresh_context.set_global(next(_fresh_values))
 
 
+@ft.cache
 def watch_forks() -> None:
     """Notices from now on that the process is forked."""
-    os.register_at_fork(after_in_child=_Fork.in_child)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_Fork.in_child)
 
 
 def refuse_after_fork(call: str) -> None:
-    """Raises RuntimeError in the child of a process that used native calls."""
+    """Raises RuntimeError in the child of a process that used collectives."""
     if _Fork.is_child:
         raise RuntimeError(
             f"{call}: this process was forked from one that had used jaxcoll and JAX, whose "

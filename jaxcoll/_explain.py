@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 import jaxcoll._lax_rules  # noqa: F401  (notes lax's own collectives, too)
-from jaxcoll import _decisions
+from jaxcoll import _compat, _decisions
 from jaxcoll._config import freshly_traced
 from jaxcoll._decisions import Decision
 
@@ -29,10 +29,11 @@ class Report:
 
     def __str__(self) -> str:
         if not self.rows:
-            return "no collectives"
-        table = [_HEAD, *map(_cells, self.rows)]
-        used = [i for i, title in enumerate(_HEAD) if any(row[i] for row in table[1:])]
-        lines = _aligned([[row[i] for i in used] for row in table])
+            lines = ["no collectives could be listed" if self.warnings else "no collectives"]
+        else:
+            table = [_HEAD, *map(_cells, self.rows)]
+            used = [i for i, title in enumerate(_HEAD) if any(row[i] for row in table[1:])]
+            lines = _aligned([[row[i] for i in used] for row in table])
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
 
@@ -55,6 +56,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         op              axes  operand           bytes    ranks  path    order    called at
         all_reduce sum  data  float32[512] + 3  2.1 MiB  8      native  by rank  train.py:31 (step)
     """
+    if problem := _compat.problem():
+        return Report((), (f"{problem}: all of them run on jax.lax",))
     jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
     with _decisions.recording() as recording, freshly_traced():
         jitted.trace(*args, **kwargs).lower()

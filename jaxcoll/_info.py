@@ -12,8 +12,11 @@ _PACKAGES = ("jaxcoll", "jax", "jaxlib", "numpy", "flax", "optax")
 _VARIABLES = (
     "JAXCOLL_ACCELERATE_LAX",
     "JAXCOLL_BACKEND",
+    "JAXCOLL_CROSSOVERS",
     "JAXCOLL_TIMEOUT_S",
+    "JAX_NUM_CPU_DEVICES",
     "JAX_PLATFORMS",
+    "NPROC",
     "PJRT_NPROC",
     "XLA_FLAGS",
 )

@@ -22,7 +22,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from jaxcoll import _compat, _crossovers, _decisions, _native, _processes
-from jaxcoll._config import logger
+from jaxcoll._config import logger, watch_forks
 from jaxcoll._errors import NativeUnavailableError
 from jaxcoll._types import Backend
 
@@ -90,6 +90,9 @@ def lower(
 
     `make_call` gets the groups and returns the call, or says why there is none for these operands.
     """
+    watch_forks()
+    if tuple(ctx.module_context.platforms) == ("cpu",):
+        _warn_about_threads()
     groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
     reason = _lax_reason(ctx, request.backend) or _group_reason(groups)
     call: Call | None = None
@@ -141,9 +144,6 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
     """Says why no native call can stand in this program, or None."""
     if backend == "lax":
         return 'backend="lax" was asked for'
-    if problem := _compat.problem():
-        _warn_once(f"{problem}; collectives run on jax.lax. Upgrade with: pip install -U jaxcoll")
-        return problem
     if tuple(ctx.module_context.platforms) != ("cpu",):
         return f"the program is for {', '.join(ctx.module_context.platforms)}, not for CPU alone"
     if _compat.lowers_for_export(ctx):
@@ -155,14 +155,17 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
         return "the job has several processes"
     if reason := _native.unavailable_reason():
         return reason
-    if problem := _processes.threads_problem(jax.local_device_count("cpu")):
-        _warn_once(problem)
     return None
 
 
 @ft.cache
-def _warn_once(text: str) -> None:
-    logger.warning("jaxcoll: %s", text)
+def _warn_about_threads() -> None:
+    try:
+        num_devices = jax.local_device_count("cpu")
+    except RuntimeError:  # lowered for CPU by a process that has none
+        return
+    if problem := _processes.threads_problem(num_devices):
+        logger.warning("jaxcoll: %s", problem)
 
 
 def _group_reason(groups: Groups | None) -> str | None:

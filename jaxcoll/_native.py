@@ -10,7 +10,8 @@ from types import ModuleType
 
 import jax
 
-from jaxcoll._config import config, logger, watch_forks
+from jaxcoll import _compat
+from jaxcoll._config import config, logger
 
 _register_lock = threading.Lock()
 
@@ -18,6 +19,11 @@ _register_lock = threading.Lock()
 @ft.cache
 def _load() -> tuple[ModuleType | None, str | None]:
     """Returns the extension, or None and the reason; logs the reason once."""
+    if problem := _compat.problem():
+        logger.warning(
+            "jaxcoll: %s; collectives run on jax.lax. Upgrade with: pip install -U jaxcoll", problem
+        )
+        return None, problem
     try:
         core = importlib.import_module("jaxcoll._core")
         config._on_timeout(core.set_timeout)
@@ -46,7 +52,6 @@ def _register() -> str | None:
             jax.ffi.register_ffi_type(name, registration, platform="cpu")
         for name, stages in core.targets().items():
             jax.ffi.register_ffi_target(name, stages, platform="cpu")
-        watch_forks()
     except Exception as error:
         reason = f"XLA refused the native extension, which was built for another jaxlib ({error})"
         logger.warning("jaxcoll: %s; collectives run on jax.lax.", reason)
@@ -61,7 +66,9 @@ def unavailable_reason() -> str | None:
 
 
 def missing_reason() -> str | None:
-    """Says why there is no extension, or None. Registers nothing, so JAX need not have started."""
+    """Says why there is no extension that works, as far as is known before JAX has started."""
+    if _register.cache_info().currsize:
+        return _register()
     return _load()[1]
 
 

@@ -72,7 +72,7 @@ def threads_problem(num_devices: int) -> str | None:
 def _jax_has_started() -> bool:
     from jaxcoll import _compat
 
-    return _compat.backends_are_initialized()
+    return _compat.problem() is None and _compat.backends_are_initialized()
 
 
 def _int_of(variable: str) -> int:

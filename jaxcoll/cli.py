@@ -43,30 +43,41 @@ def _info(_: argparse.Namespace) -> int:
 
 
 def _bench(chosen: argparse.Namespace) -> int:
-    from jaxcoll import _bench, _crossovers
+    from jaxcoll import _bench, _crossovers, _native
+    from jaxcoll._accelerate import accelerate_lax
     from jaxcoll._errors import one_of
     from jaxcoll._processes import simulate_cpu_devices
 
-    simulate_cpu_devices(chosen.devices)
     sizes = _bench.sizes_of(chosen.sizes)
     for op in chosen.ops:
         if op not in _bench.known():
             raise ValueError(one_of("bench", "OP", op, _bench.known()))
+    if chosen.rounds < 1:
+        raise ValueError(f"--rounds: expected at least 1, got {chosen.rounds}.")
+    simulate_cpu_devices(chosen.devices)
+    accelerate_lax(False)  # whatever the environment says: lax is what is compared with
     print(f"{chosen.devices} devices, f32; times of one call in a chain; rates in GB/s")
+    if reason := _native.missing_reason():
+        print(f"no native calls, jax.lax alone: {reason}")
     print(_bench.head(), flush=True)
     rows = []
     for row in _bench.run(chosen.ops or _bench.known(), sizes, chosen.rounds):
         print(_bench.text(row), flush=True)
         rows.append(row)
-    found = _bench.crossovers(rows, chosen.devices)
-    for op, by_ranks in found.items():
-        for ranks, size in by_ranks.items():
-            print(f"{op} on {ranks} ranks: lax is faster from {size} bytes on")
-    if not found:
-        print("native is as fast or faster at all sizes measured")
-    if not chosen.no_store and len(sizes) > 1:
-        print(f"stored for auto: {_crossovers.write(found, chosen.devices)}")
     if wrong := sum(row.wrong for row in rows):
         print(f"{wrong} wrong elements", file=sys.stderr)
         return 1
+    found = {} if reason else _bench.crossovers(rows)
+    for op, size in found.items():
+        if size is not None:
+            print(f"{op} on {chosen.devices} ranks: lax is faster from {size} bytes on")
+    if not reason and not any(found.values()):
+        print("native is as fast or faster at all sizes measured")
+    if found and not chosen.no_store:
+        try:
+            file = _crossovers.write(found, chosen.devices, max(row.bytes for row in rows))
+        except (OSError, RuntimeError) as error:
+            print(f"not stored for auto: {error}; set JAXCOLL_CROSSOVERS", file=sys.stderr)
+            return 1
+        print(f"stored for auto: {file}")
     return 0

@@ -51,7 +51,64 @@ def test_the_command(tmp_path: pathlib.Path):
     ]
     assert all(row[-1] == "0" for row in measured)
     assert rows[-1] == f"stored for auto: {file}"
-    assert set(json.loads(file.read_text())["lax_from_bytes"]) == set(_crossovers.COPIES)
+    assert set(json.loads(file.read_text())["lax_from_bytes"]) == {"ppermute"}
+
+
+def run(script: str) -> str:
+    """Runs a script with an environment that the user might have; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={
+            "PATH": "",
+            "PYTHONPATH": ":".join(sys.path),
+            "HOME": "/nowhere",
+            "JAXCOLL_ACCELERATE_LAX": "1",
+        },
+        timeout=240,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+BENCH = 'main("bench ppermute --sizes 8:32 --devices 2 --rounds 3 --no-store".split())'
+
+
+def test_lax_is_what_is_compared_with():
+    said = run(
+        f"from jaxcoll.cli import main; {BENCH}; "
+        "from jaxcoll._config import accelerates_lax; print(accelerates_lax())"
+    )
+    assert said.endswith("False\n")
+
+
+def test_without_native_calls():
+    """Lax alone is measured, and the reason is said."""
+    said = run(
+        f"import sys; sys.modules['jaxcoll._core'] = None; from jaxcoll.cli import main; {BENCH}"
+    )
+    assert "no native calls, jax.lax alone: jaxcoll was installed without" in said
+    row = said.splitlines()[3].split()
+    assert row[:5] == ["ppermute", "8", "lax", "-", "-"]
+    assert float(row[5]) > 0
+
+
+@pytest.mark.parametrize(
+    "variables", [{"HOME": "/proc/1/nowhere"}, {"JAXCOLL_CROSSOVERS": "/proc/nowhere/file"}]
+)
+def test_a_home_that_cannot_be_read_is_no_obstacle(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if "HOME" in variables:
+        monkeypatch.delenv("JAXCOLL_CROSSOVERS", raising=False)
+        monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no")))
+    _crossovers._measured.cache_clear()
+    assert _crossovers.lax_from_bytes("ppermute", 4) == 4 << 20
+    _crossovers._measured.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -61,6 +118,7 @@ def test_the_command(tmp_path: pathlib.Path):
         (["--sizes", "8-64M"], "--sizes: expected a size or a range such as 8:64M, got '8-64M'"),
         (["--sizes", "64M:8"], "--sizes: expected sizes above 0 in rising order, got '64M:8'"),
         (["--devices", "two"], "argument --devices: invalid int value: 'two'"),
+        (["--rounds", "0"], "--rounds: expected at least 1, got 0"),
         (["--against", "mpi"], "argument --against: invalid choice: 'mpi'"),
     ],
 )
@@ -91,19 +149,20 @@ def rows(op: str, *speedups: float) -> list[_bench.Row]:
 @pytest.mark.parametrize(
     ("speedups", "expected"),
     [
-        ((3.0, 2.0, 0.8, 0.7), {"ppermute": {4: 16000}}),
-        ((3.0, 0.8, 1.2, 0.9, 0.9), {"ppermute": {4: 64000}}),
-        ((3.0, 2.0, 1.0, 0.7), {}),  # a single size may be noise
-        ((3.0, 0.7, 0.7, 1.0), {}),
+        ((3.0, 2.0, 0.8, 0.7), {"ppermute": 16000}),
+        ((3.0, 0.8, 1.2, 0.9, 0.9), {"ppermute": 64000}),
+        ((3.0, 2.0, 1.0, 0.7), {"ppermute": None}),  # a single size may be noise
+        ((3.0, 0.7, 0.7, 1.0), {"ppermute": None}),
+        ((0.5,), {}),
         ((), {}),
     ],
 )
-def test_where_lax_is_faster(speedups: tuple[float, ...], expected: dict[str, dict[int, int]]):
-    assert _bench.crossovers(rows("ppermute", *speedups), 4) == expected
+def test_where_lax_is_faster(speedups: tuple[float, ...], expected: dict[str, int | None]):
+    assert _bench.crossovers(rows("ppermute", *speedups)) == expected
 
 
 def test_sums_never_change_their_path():
-    assert _bench.crossovers(rows("all_reduce", 0.5, 0.5, 0.5), 4) == {}
+    assert _bench.crossovers(rows("all_reduce", 0.5, 0.5, 0.5)) == {}
 
 
 @needs_native
@@ -114,18 +173,29 @@ def test_auto_takes_what_was_measured(file: pathlib.Path):
         return row.path
 
     assert path(4096) == "native"
-    assert _crossovers.write({"all_gather": {2: 2000}}, 2) == file
+    assert _crossovers.write({"all_gather": 2000}, 2, 10_000) == file
     assert (path(1996), path(2000), path(4096)) == ("native", "lax", "lax")
-    _crossovers.write({}, 4)  # another group's measurement leaves it
+    # Another group, other ops, smaller sizes: what is known stays.
+    _crossovers.write({"all_gather": None}, 4, 10_000)
+    _crossovers.write({"ppermute": None}, 2, 10_000)
+    _crossovers.write({"all_gather": None}, 2, 1000)
     assert path(4096) == "lax"
-    _crossovers.write({}, 2)
+    _crossovers.write({"all_gather": None}, 2, 10_000)
     assert path(4096) == "native"
+
+
+def test_lax_is_never_faster(file: pathlib.Path):
+    del file
+    _crossovers.write({"ppermute": None}, 4, 1 << 20)
+    assert _crossovers.lax_from_bytes("ppermute", 4) == 4 << 20  # as shipped: not measured
+    _crossovers.write({"ppermute": None}, 4, 16 << 20)
+    assert _crossovers.lax_from_bytes("ppermute", 4) is None
 
 
 def test_groups_that_were_not_measured(file: pathlib.Path):
     del file
     assert _crossovers.lax_from_bytes("ppermute", 4) == 4 << 20  # as shipped
-    _crossovers.write({"ppermute": {4: 1000}}, 4)
+    _crossovers.write({"ppermute": 1000}, 4, 8000)
     assert _crossovers.lax_from_bytes("ppermute", 4) == 1000
     assert _crossovers.lax_from_bytes("ppermute", 3) == 1000
     assert _crossovers.lax_from_bytes("ppermute", 8) == 4 << 20
@@ -145,7 +215,7 @@ def test_a_file_that_makes_no_sense(
 
 
 def test_another_machines_file(file: pathlib.Path):
-    _crossovers.write({"ppermute": {4: 1000}}, 4)
+    _crossovers.write({"ppermute": 1000}, 4, 8000)
     content = json.loads(file.read_text())
     content["machine"]["node"] = "elsewhere"
     file.write_text(json.dumps(content))

@@ -11,6 +11,7 @@ from jax import lax
 from jaxcoll._config import resolve_backend
 from jaxcoll._lax_rules import marked
 from jaxcoll._types import AxisIndexGroups, AxisName, Backend
+from jaxcoll.collectives import _on_lax
 from jaxcoll.collectives._arguments import (
     check_axes,
     check_dim,
@@ -58,6 +59,10 @@ def all_gather(
     Example:
         >>> w_full = jaxcoll.all_gather(w_shard, "fsdp", axis=0, tiled=True)
     """
+    if _on_lax.is_all_there_is("all_gather", backend):
+        return lax.all_gather(
+            x, axis_name, axis=axis, tiled=tiled, axis_index_groups=axis_index_groups
+        )
     axes = check_axes("all_gather", x, axis_name, axis_index_groups)
     resolved = resolve_backend("all_gather", backend)
     check_equal_groups(axes, "all results have one shape")

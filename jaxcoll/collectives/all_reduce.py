@@ -5,7 +5,6 @@ rank's result is written while the block is in cache, in place. Bytes moved per 
 written, for a tree of S bytes.
 """
 
-import functools as ft
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +22,6 @@ from jaxcoll._errors import one_of
 from jaxcoll._lax_rules import all_reduce_call
 from jaxcoll._lowering import Request, lower
 from jaxcoll._types import (
-    HALF_PRECISION,
     REDUCE_OPS,
     AxisIndexGroups,
     AxisName,
@@ -31,6 +29,7 @@ from jaxcoll._types import (
     ReduceOp,
     reduction_problem,
 )
+from jaxcoll.collectives import _on_lax
 from jaxcoll.collectives._arguments import (
     Axes,
     cast_varying,
@@ -87,6 +86,8 @@ def all_reduce(
     """
     if not isinstance(op, str) or op not in REDUCE_OPS:
         raise ValueError(one_of("all_reduce", "op", op, tuple(REDUCE_OPS)))
+    if _on_lax.is_all_there_is("all_reduce", backend):
+        return _on_lax.all_reduce(tree, axis_name, op, axis_index_groups)
     axes = check_axes("all_reduce", tree, axis_name, axis_index_groups)
     resolved = resolve_backend("all_reduce", backend)
     if op not in ("sum", "max", "min"):
@@ -140,7 +141,7 @@ def _reduce_constant(leaf: Any, axes: Axes, op: ReduceOp) -> Any:
     if op == "prod":
         leaf = jnp.asarray(leaf)
         leaf = leaf.astype(np.int32) if leaf.dtype == np.bool_ else leaf
-        return lax.integer_pow(_widened(leaf), axes.size).astype(leaf.dtype)
+        return lax.integer_pow(_on_lax.widened(leaf), axes.size).astype(leaf.dtype)
     leaf = jnp.asarray(leaf)
     return leaf if _compat.tracks_varying_axes() else lax.convert_element_type(leaf, leaf.dtype)
 
@@ -289,7 +290,7 @@ def _batch(
         )
     # In float32 until the very end: half precision is rounded once.
     local = [
-        _reduce_locally(op, _widened(operand), dim, axis_data.size)
+        _reduce_locally(op, _on_lax.widened(operand), dim, axis_data.size)
         for operand, dim in zip(operands, dims, strict=True)
     ]
     remaining = tuple(axis for axis in axes if axis != axis_data.name)
@@ -311,10 +312,6 @@ def _reduce_locally(op: ReduceOp, x: Any, dim: int | None, size: int) -> Any:
     if op == "sum":
         return x * jnp.asarray(size, x.dtype)
     return lax.integer_pow(x, size) if op == "prod" else x
-
-
-def _widened(x: Any) -> Any:
-    return x.astype(np.float32) if x.dtype.name in HALF_PRECISION else x
 
 
 # ---- Lowering ------------------------------------------------------------------------------------
@@ -345,27 +342,10 @@ def _lower_to_lax(
     axis_index_groups: Any,
 ) -> Sequence[Any]:
     def on_lax(*xs: Any) -> list[Any]:
-        return [_reduce_on_lax(op, axes, axis_index_groups, x) for x in xs]
+        return [_on_lax.reduce(op, axes, axis_index_groups, x) for x in xs]
 
     with _compat.without_varying_axes():
         return mlir.lower_fun(on_lax, multiple_results=True)(_compat.untyped(ctx), *operands)
-
-
-def _reduce_on_lax(op: ReduceOp, axes: tuple[str, ...], groups: Any, x: Any) -> Any:
-    if op in _LINEAR:
-        reduce = lax.psum if op == "sum" else lax.pmean
-        return reduce(_widened(x), axes, axis_index_groups=groups).astype(x.dtype)
-    if op in ("max", "min"):
-        reduce = lax.pmax if op == "max" else lax.pmin
-        return reduce(x, axes, axis_index_groups=groups)
-    gathered = lax.all_gather(x, axes, axis_index_groups=groups)
-    return _reduce_gathered(op, gathered)
-
-
-def _reduce_gathered(op: ReduceOp, gathered: Any) -> Any:
-    """Reduces (p, ...) over ranks, in rank order; half precision is rounded once."""
-    combine = {"prod": lax.mul, "and": lax.bitwise_and, "or": lax.bitwise_or}[op]
-    return ft.reduce(combine, list(_widened(gathered))).astype(gathered.dtype)
 
 
 mlir.register_lowering(all_reduce_p, _lower, cacheable=False)

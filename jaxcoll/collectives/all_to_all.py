@@ -13,6 +13,7 @@ from jax import lax
 from jaxcoll._config import resolve_backend
 from jaxcoll._lax_rules import marked
 from jaxcoll._types import AxisIndexGroups, AxisName, Backend
+from jaxcoll.collectives import _on_lax
 from jaxcoll.collectives._arguments import (
     check_axes,
     check_dim,
@@ -64,6 +65,10 @@ def all_to_all(
     Example:
         >>> heads = jaxcoll.all_to_all(sequence_shard, "seq", 2, 1, tiled=True)
     """
+    if _on_lax.is_all_there_is("all_to_all", backend):
+        return lax.all_to_all(
+            x, axis_name, split_axis, concat_axis, tiled=tiled, axis_index_groups=axis_index_groups
+        )
     axes = check_axes("all_to_all", x, axis_name, axis_index_groups)
     resolved = resolve_backend("all_to_all", backend)
     check_equal_groups(axes, "all blocks have one shape")

@@ -18,6 +18,7 @@ from jaxcoll import _compat
 from jaxcoll._config import resolve_backend
 from jaxcoll._lowering import Call, Groups, Request, lax_is_faster, lower
 from jaxcoll._types import AxisName, Backend
+from jaxcoll.collectives import _on_lax
 from jaxcoll.collectives._arguments import cast_varying, check_axes, check_each_leaf
 
 
@@ -47,6 +48,8 @@ def broadcast(x: Any, axis_name: AxisName, *, root: int = 0, backend: Backend | 
     Example:
         >>> params = jaxcoll.broadcast(params, "data")
     """
+    if _on_lax.is_all_there_is("broadcast", backend):
+        return _on_lax.broadcast(x, axis_name, root)
     axes = check_axes("broadcast", x, axis_name)
     resolved = resolve_backend("broadcast", backend)
     if isinstance(root, bool) or not isinstance(root, int | np.integer):
@@ -164,35 +167,10 @@ def _lower(
 def _lower_to_lax(
     ctx: mlir.LoweringRuleContext, x: Any, axes: tuple[str, ...], root: int
 ) -> Sequence[Any]:
-    def on_lax(x: Any) -> Any:
-        # As bits, so that -0.0 and NaN payloads arrive unchanged.
-        bits = _to_bits(x)
-        sent = jnp.where(lax.axis_index(axes) == root, bits, jnp.zeros_like(bits))
-        return _from_bits(lax.psum(sent, axes), x.dtype)
-
     with _compat.without_varying_axes():
-        return mlir.lower_fun(on_lax, multiple_results=False)(_compat.untyped(ctx), x)
-
-
-def _to_bits(x: Any) -> Any:
-    if x.dtype == np.bool_:
-        return x.astype(np.uint8)
-    if jnp.issubdtype(x.dtype, np.complexfloating):
-        return jnp.stack([_to_bits(lax.real(x)), _to_bits(lax.imag(x))])
-    if jnp.issubdtype(x.dtype, np.floating):
-        return lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
-    return x
-
-
-def _from_bits(bits: Any, dtype: Any) -> Any:
-    if dtype == np.bool_:
-        return bits.astype(np.bool_)
-    if jnp.issubdtype(dtype, np.complexfloating):
-        part = np.dtype(f"float{4 * dtype.itemsize}")
-        return lax.complex(_from_bits(bits[0], part), _from_bits(bits[1], part))
-    if jnp.issubdtype(dtype, np.floating):
-        return lax.bitcast_convert_type(bits, dtype)
-    return bits
+        return mlir.lower_fun(lambda x: _on_lax.send(x, axes, root), multiple_results=False)(
+            _compat.untyped(ctx), x
+        )
 
 
 mlir.register_lowering(broadcast_p, _lower, cacheable=False)

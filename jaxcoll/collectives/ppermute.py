@@ -14,6 +14,7 @@ from jaxcoll._config import resolve_backend
 from jaxcoll._errors import listed
 from jaxcoll._lax_rules import marked
 from jaxcoll._types import AxisName, Backend
+from jaxcoll.collectives import _on_lax
 from jaxcoll.collectives._arguments import Axes, check_axes, check_each_leaf, check_varies
 
 
@@ -53,6 +54,8 @@ def ppermute(
     Example:
         >>> from_left = jaxcoll.ppermute(x, "ring", [(i, (i + 1) % p) for i in range(p)])
     """
+    if _on_lax.is_all_there_is("ppermute", backend):
+        return lax.ppermute(x, axis_name, perm)
     axes = check_axes("ppermute", x, axis_name)
     resolved = resolve_backend("ppermute", backend)
     pairs = _check_perm(axes, perm)

@@ -14,6 +14,7 @@ from jaxcoll._config import resolve_backend
 from jaxcoll._errors import one_of
 from jaxcoll._lax_rules import marked
 from jaxcoll._types import HALF_PRECISION, AxisIndexGroups, AxisName, Backend
+from jaxcoll.collectives import _on_lax
 from jaxcoll.collectives._arguments import (
     check_axes,
     check_dim,
@@ -70,6 +71,8 @@ def reduce_scatter(
     """
     if op not in _OPS:
         raise ValueError(one_of("reduce_scatter", "op", op, _OPS))
+    if _on_lax.is_all_there_is("reduce_scatter", backend):
+        return _on_lax.reduce_scatter(x, axis_name, scatter_dimension, tiled, op, axis_index_groups)
     axes = check_axes("reduce_scatter", x, axis_name, axis_index_groups)
     resolved = resolve_backend("reduce_scatter", backend)
     check_equal_groups(axes, "all results have one shape")

@@ -1,0 +1,149 @@
+"""The two ops that `jax.lax` has in part only, in terms of those that it has.
+
+And all six for a JAX that this version of jaxcoll doesn't know: there, nothing of JAX is touched
+that is not public, so that programs run on whatever it is, if slower and with lax's own checks.
+"""
+
+import functools as ft
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcoll import _compat, _native
+from jaxcoll._config import resolve_backend
+from jaxcoll._errors import NativeUnavailableError
+from jaxcoll._types import HALF_PRECISION, Backend, ReduceOp
+
+
+def widened(x: Any) -> Any:
+    """Returns half precision as float32."""
+    return x.astype(np.float32) if x.dtype.name in HALF_PRECISION else x
+
+
+def reduce(op: ReduceOp, axes: tuple[str, ...], groups: Any, x: Any) -> Any:
+    """Returns the reduction of one array; half precision is rounded once."""
+    if op in ("sum", "mean"):
+        reduce = lax.psum if op == "sum" else lax.pmean
+        return reduce(widened(x), axes, axis_index_groups=groups).astype(x.dtype)
+    if op in ("max", "min"):
+        reduce = lax.pmax if op == "max" else lax.pmin
+        return reduce(x, axes, axis_index_groups=groups)
+    gathered = lax.all_gather(x, axes, axis_index_groups=groups)
+    combine = {"prod": lax.mul, "and": lax.bitwise_and, "or": lax.bitwise_or}[op]
+    return ft.reduce(combine, list(widened(gathered))).astype(x.dtype)
+
+
+def send(x: Any, axes: tuple[str, ...], root: int) -> Any:
+    """Returns the root's array; as bits, so that -0.0 and NaN payloads arrive unchanged."""
+    bits = _to_bits(x)
+    sent = jnp.where(lax.axis_index(axes) == root, bits, jnp.zeros_like(bits))
+    return _from_bits(lax.psum(sent, axes), x.dtype)
+
+
+def _to_bits(x: Any) -> Any:
+    if x.dtype == np.bool_:
+        return x.astype(np.uint8)
+    if jnp.issubdtype(x.dtype, np.complexfloating):
+        return jnp.stack([_to_bits(lax.real(x)), _to_bits(lax.imag(x))])
+    if jnp.issubdtype(x.dtype, np.floating):
+        return lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+    return x
+
+
+def _from_bits(bits: Any, dtype: Any) -> Any:
+    if dtype == np.bool_:
+        return bits.astype(np.bool_)
+    if jnp.issubdtype(dtype, np.complexfloating):
+        part = np.dtype(f"float{4 * dtype.itemsize}")
+        return lax.complex(_from_bits(bits[0], part), _from_bits(bits[1], part))
+    if jnp.issubdtype(dtype, np.floating):
+        return lax.bitcast_convert_type(bits, dtype)
+    return bits
+
+
+# ---- An unknown JAX ------------------------------------------------------------------------------
+
+
+def is_all_there_is(call: str, backend: Backend | None) -> bool:
+    """Tells that JAX is unknown, so that the call has to do with the functions below.
+
+    Raises:
+        NativeUnavailableError: the call insists on the native path.
+    """
+    if _compat.problem() is None:
+        return False
+    reason = _native.missing_reason()  # logs it, once
+    if resolve_backend(call, backend) == "native":
+        raise NativeUnavailableError(f'{call}: backend="native" can\'t be served: {reason}.')
+    return True
+
+
+def _names(axis_name: Any) -> tuple[str, ...]:
+    return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+
+
+def all_reduce(tree: Any, axis_name: Any, op: ReduceOp, groups: Any) -> Any:
+    """`jaxcoll.all_reduce`."""
+    axes = _names(axis_name)
+
+    def on(x: Any) -> Any:
+        x = jnp.asarray(x)
+        x = x.astype(np.int32) if x.dtype == np.bool_ and op in ("sum", "mean", "prod") else x
+        if op == "mean" and not jnp.issubdtype(x.dtype, np.inexact):
+            return lax.pmean(x, axes, axis_index_groups=groups)
+        if op in ("sum", "mean"):
+            return reduce(op, axes, groups, x)
+        y = reduce(op, axes, groups, lax.stop_gradient(x) if op in ("max", "min") else x)
+        if op in ("max", "min") and jnp.issubdtype(x.dtype, np.inexact):
+            # Zero, whose derivative is that of the mean over the ranks that hold the extremum.
+            holds = x == y
+            total = reduce("sum", axes, groups, jnp.where(holds, x, jnp.zeros_like(x)))
+            count = reduce("sum", axes, groups, holds.astype(x.dtype))
+            return y + (total - lax.stop_gradient(total)) / count
+        if op in ("max", "min") or groups is not None:
+            return y
+        # Typed as what it is: the same on all ranks.
+        return send(y, axes, 0)
+
+    return jax.tree.map(on, tree)
+
+
+def broadcast(tree: Any, axis_name: Any, root: int) -> Any:
+    """`jaxcoll.broadcast`."""
+    axes = _names(axis_name)
+
+    def on(x: Any) -> Any:
+        x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, np.inexact):
+            return send(x, axes, root)
+        sent = jnp.where(lax.axis_index(axes) == root, x, jnp.zeros_like(x))
+        return lax.psum(sent, axes)
+
+    return jax.tree.map(on, tree)
+
+
+def reduce_scatter(
+    tree: Any, axis_name: Any, dimension: int, tiled: bool, op: str, groups: Any
+) -> Any:
+    """`jaxcoll.reduce_scatter`."""
+    axes = _names(axis_name)
+    size = len(groups[0]) if groups else lax.axis_size(axes)
+
+    def on(x: Any) -> Any:
+        x = jnp.asarray(x)
+        total = lax.psum_scatter(
+            widened(x),
+            axes,
+            scatter_dimension=dimension % x.ndim,
+            tiled=tiled,
+            axis_index_groups=groups,
+        )
+        if op == "sum":
+            return total.astype(x.dtype)
+        mean = total / size
+        return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, np.inexact) else mean
+
+    return jax.tree.map(on, tree)

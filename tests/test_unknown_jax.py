@@ -1,0 +1,174 @@
+"""On a JAX without the private names that we use, everything runs on lax, and says so."""
+
+import importlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from jaxcoll import _compat
+
+NAMES = [(module, name) for module, names in _compat.PRIVATE_NAMES.items() for name in names]
+
+
+def test_this_jax_has_them_all():
+    assert _compat.problem() is None
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_each_missing_name_is_a_problem(module: str, name: str, monkeypatch: pytest.MonkeyPatch):
+    holder = importlib.import_module(module)
+    *owner, last = name.split(".")
+    for part in owner:
+        holder = getattr(holder, part)
+    if hasattr(holder, last):
+        monkeypatch.delattr(holder, last)
+    if last in getattr(holder, "__annotations__", {}):
+        monkeypatch.delitem(holder.__annotations__, last)
+    problem = _compat.problem.__wrapped__()
+    monkeypatch.undo()
+    assert problem is not None
+    assert problem.endswith(f"({module}.{name} is missing)")
+
+
+# Whatever of _compat is still used fails, as if JAX had nothing of it.
+UNKNOWN = """
+    import logging
+    logging.basicConfig(format="LOG %(message)s")
+    import types
+    import jaxcoll
+    from jaxcoll import _compat
+
+    def missing(*_, **__):
+        raise AttributeError("a private name of JAX")
+
+    for name, value in vars(_compat).copy().items():
+        if isinstance(value, types.FunctionType) and value.__module__ == "jaxcoll._compat":
+            setattr(_compat, name, missing)
+    _compat.problem = lambda: "jax 99 is not known to this version of jaxcoll (x is missing)"
+
+    jaxcoll.simulate_cpu_devices(4)
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    ring = [(i, (i + 1) % 4) for i in range(4)]
+    xs = np.arange(16.0, dtype=np.float32).reshape(4, 4) + 1
+    at_3 = lambda x: lax.psum(jnp.where(lax.axis_index("x") == 3, x, 0), "x")
+    PAIRS = {
+        "sum": (lambda x, **k: jaxcoll.all_reduce(x, "x", **k), lambda x: lax.psum(x, "x")),
+        "mean": (
+            lambda x, **k: jaxcoll.all_reduce(x, "x", op="mean", **k),
+            lambda x: lax.pmean(x, "x"),
+        ),
+        "gather": (
+            lambda x, **k: jaxcoll.all_gather(x, "x", **k), lambda x: lax.all_gather(x, "x")
+        ),
+        "scatter": (
+            lambda x, **k: jaxcoll.reduce_scatter(x, "x", tiled=True, op="mean", **k),
+            lambda x: lax.psum_scatter(x, "x", tiled=True) / 4,
+        ),
+        "all_to_all": (
+            lambda x, **k: jaxcoll.all_to_all(x, "x", 0, 0, tiled=True, **k),
+            lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True),
+        ),
+        "ppermute": (
+            lambda x, **k: jaxcoll.ppermute(x, "x", ring, **k),
+            lambda x: lax.ppermute(x, "x", ring),
+        ),
+        "broadcast": (lambda x, **k: jaxcoll.broadcast(x, "x", root=3, **k), at_3),
+    }
+
+    def mapped(f, check_vma=True):
+        body = lambda x: f(x[0])[None]
+        spec = jax.P("x")
+        return jax.shard_map(
+            body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
+        )
+"""
+
+
+def run(script: str) -> str:
+    """Runs a script after UNKNOWN; returns what it printed and logged."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(UNKNOWN) + textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_values_and_gradients_are_those_of_lax():
+    said = run(
+        """
+        for name, (ours, twin) in PAIRS.items():
+            for check_vma in (True, False):
+                for transform in (
+                    lambda f: f,
+                    lambda f: jax.grad(lambda x: jnp.sin(f(x)).sum()),
+                    lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
+                ):
+                    got, want = (
+                        np.asarray(jax.jit(mapped(transform(f), check_vma))(xs))
+                        for f in (ours, twin)
+                    )
+                    np.testing.assert_allclose(got, want, rtol=1e-6, err_msg=name)
+        print("DONE")
+        """
+    )
+    assert "DONE" in said
+    assert said.count("LOG") == 1
+    assert "LOG jaxcoll: jax 99 is not known" in said
+    assert "collectives run on jax.lax. Upgrade with: pip install -U jaxcoll" in said
+
+
+def test_what_lax_has_not():
+    run(
+        """
+        ints = np.arange(16).reshape(4, 4)
+        for op, expected in (
+            ("max", ints.max(0)),
+            ("min", ints.min(0)),
+            ("prod", (ints + 1).prod(0)),
+            ("and", np.bitwise_and.reduce(ints)),
+            ("or", np.bitwise_or.reduce(ints)),
+        ):
+            def total(x):
+                return jaxcoll.all_reduce(x[0] + (op == "prod"), "x", op=op)
+
+            f = jax.shard_map(total, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P())
+            np.testing.assert_array_equal(jax.jit(f)(ints), expected, err_msg=op)
+        tied = np.array([[1.0], [3.0], [3.0], [2.0]])
+        grad = jax.grad(lambda x: jaxcoll.all_reduce(x, "x", op="max").sum())
+        shares = np.asarray(mapped(grad)(tied))[:, 0]
+        np.testing.assert_array_equal(shares, [0, 0.5, 0.5, 0])
+        """
+    )
+
+
+def test_native_is_refused_and_everything_says_why():
+    said = run(
+        """
+        for name, (ours, _) in PAIRS.items():
+            try:
+                jax.jit(mapped(lambda x: ours(x, backend="native")))(xs)
+            except jaxcoll.NativeUnavailableError as error:
+                assert "jax 99 is not known" in str(error)
+            else:
+                print("NOT REFUSED", name)
+        jaxcoll.accelerate_lax()
+        f = jax.jit(mapped(lambda x: lax.psum(x, "x")))
+        np.testing.assert_array_equal(f(xs), [xs.sum(0)] * 4)
+        print("EXPLAINED", jaxcoll.explain(f, xs))
+        print("OFF", jaxcoll.info().off["native path"])
+        """
+    )
+    assert "NOT REFUSED" not in said
+    assert "EXPLAINED no collectives could be listed" in said
+    assert "OFF jax 99 is not known" in said
