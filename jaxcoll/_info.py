@@ -48,6 +48,7 @@ class Info:
         lines = [
             ("versions", ", ".join(f"{name} {number}" for name, number in self.versions.items())),
             ("machine", self.machine),
+            *([] if "native path" in self.off else [("native path", "on")]),
             ("instruction sets", ", ".join(self.instruction_sets) or "none"),
             ("transports", ", ".join(self.transports) or "none"),
             *((f"off: {what}", why) for what, why in self.off.items()),

@@ -18,7 +18,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 import jaxcoll._predicates  # noqa: F401  (watches the branches that collectives stand in)
-from jaxcoll import _compat
+from jaxcoll import _compat, _native
 from jaxcoll._config import accelerates_lax, refuse_after_fork, resolve_backend
 from jaxcoll._lowering import (
     MARK,
@@ -177,7 +177,8 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
         refuse_after_fork(f"jax.lax, for {op}")
         if mark is None and not accelerates_lax():
             groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
-            note(ctx, request, groups, "jaxcoll.accelerate_lax() is off")
+            reason = _native.missing_reason() or "jaxcoll.accelerate_lax() is off"
+            note(ctx, request, groups, reason)
             return lax_rule(ctx, x, **params)
 
         def lower_to_lax() -> Sequence[ir.Value]:

@@ -29,7 +29,10 @@ def _load() -> tuple[ModuleType | None, str | None]:
         config._on_timeout(core.set_timeout)
     except Exception as error:  # a broken or foreign extension fails in many ways
         if isinstance(error, ModuleNotFoundError) and error.name == "jaxcoll._core":
-            reason = "jaxcoll was installed without its native extension for this Python"
+            reason = (
+                "jaxcoll was installed without its native extension for this Python (with "
+                "JAXCOLL_NATIVE=OFF, or without a C++ compiler: install it again with one)"
+            )
         else:
             reason = f"the native extension can't be loaded ({error})"
         logger.warning("jaxcoll: %s; collectives run on jax.lax.", reason)

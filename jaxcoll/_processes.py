@@ -1,13 +1,17 @@
 """The devices of this process: simulated CPU devices for one machine."""
 
+import math
 import os
 
 import jax
 
-# XLA ends the process when one of its own collectives has waited this long. Ours report an error
-# before (config.timeout_s, 300 by default), so XLA's limit stands well above.
-_XLA_WARN_S = 600
-_XLA_TERMINATE_S = 1200
+from jaxcoll._config import config
+
+# XLA's own limit on the waits of its own collectives, after which it ends the process.
+_XLA_TERMINATE_S = 40
+_FOR_EVER_S = 10**7
+
+_simulated: int | None = None
 
 
 def simulate_cpu_devices(num_devices: int) -> None:
@@ -15,15 +19,16 @@ def simulate_cpu_devices(num_devices: int) -> None:
 
     Call it before JAX starts, that is before the first computation, `jax.devices()` or the like. It
     also sets what a multi-device CPU program needs: a thread pool that un-awaited steps can't
-    exhaust (`PJRT_NPROC`; with XLA's default, more than 32 of them hang), and longer limits for
-    XLA's own collectives, which otherwise end the process after 40 s.
+    exhaust (`PJRT_NPROC`; with XLA's default, more than 32 of them hang), and the limits on the
+    waits of XLA's own collectives, which end the process: twice `config.timeout_s` as it is now,
+    so that an error of ours comes first, and 40 s, XLA's default, at least.
 
     Args:
         num_devices: how many devices, at least 1.
 
     Raises:
         ValueError: `num_devices` is not a positive int.
-        RuntimeError: JAX has started already.
+        RuntimeError: JAX has started already, and not with as many devices by this function.
 
     Example:
         >>> import jaxcoll
@@ -34,6 +39,9 @@ def simulate_cpu_devices(num_devices: int) -> None:
         raise ValueError(
             f"simulate_cpu_devices(num_devices): expected a positive int, got {num_devices!r}."
         )
+    global _simulated
+    if _simulated == num_devices:  # a notebook's cell that runs again
+        return
     if _jax_has_started():
         raise RuntimeError(
             f"simulate_cpu_devices({num_devices}): JAX has started already, with "
@@ -48,13 +56,15 @@ def simulate_cpu_devices(num_devices: int) -> None:
     if _int_of("PJRT_NPROC") < wanted:
         os.environ["PJRT_NPROC"] = str(wanted)
     flags = os.environ.get("XLA_FLAGS", "").split()
+    ours_s = _FOR_EVER_S if config.timeout_s is None else math.ceil(config.timeout_s)
     for name, seconds in (
-        ("--xla_cpu_collective_call_warn_stuck_timeout_seconds", _XLA_WARN_S),
-        ("--xla_cpu_collective_call_terminate_timeout_seconds", _XLA_TERMINATE_S),
+        ("--xla_cpu_collective_call_warn_stuck_timeout_seconds", ours_s + ours_s // 2),
+        ("--xla_cpu_collective_call_terminate_timeout_seconds", 2 * ours_s),
     ):
         if not any(flag.startswith(name) for flag in flags):
-            flags.append(f"{name}={seconds}")
+            flags.append(f"{name}={max(seconds, _XLA_TERMINATE_S)}")
     os.environ["XLA_FLAGS"] = " ".join(flags)
+    _simulated = num_devices
 
 
 def threads_problem(num_devices: int) -> str | None:

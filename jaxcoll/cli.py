@@ -4,6 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from jaxcoll._errors import NativeUnavailableError
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
@@ -21,7 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         'stores them for backend="auto".',
     )
     bench.add_argument("ops", nargs="*", metavar="OP", help="all_reduce, ...; all without any")
-    bench.add_argument("--sizes", default="256:16M", help="bytes of a rank (default: %(default)s)")
+    bench.add_argument(
+        "--sizes",
+        default="256:16M",
+        help="bytes of a rank: one size, or the first and the last, each 4 times the one before; "
+        "K, M, G (default: %(default)s)",
+    )
     bench.add_argument("--devices", type=int, default=8, help="simulated (default: %(default)s)")
     bench.add_argument("--rounds", type=int, default=15, help="of each size (default: %(default)s)")
     bench.add_argument("--against", choices=["lax"], default="lax", help="what to compare with")
@@ -33,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return chosen.run(chosen)
     except ValueError as error:
         parser.error(str(error))
+    except NativeUnavailableError as error:
+        print(f"jaxcoll: {error}", file=sys.stderr)
+        return 1
 
 
 def _info(_: argparse.Namespace) -> int:
@@ -52,6 +62,8 @@ def _bench(chosen: argparse.Namespace) -> int:
     for op in chosen.ops:
         if op not in _bench.known():
             raise ValueError(one_of("bench", "OP", op, _bench.known()))
+    if chosen.devices < 2:
+        raise ValueError(f"--devices: expected at least 2, got {chosen.devices}.")
     if chosen.rounds < 1:
         raise ValueError(f"--rounds: expected at least 1, got {chosen.rounds}.")
     simulate_cpu_devices(chosen.devices)
@@ -72,8 +84,10 @@ def _bench(chosen: argparse.Namespace) -> int:
         if size is not None:
             print(f"{op} on {chosen.devices} ranks: lax is faster from {size} bytes on")
     if not reason and not any(found.values()):
-        print("native is as fast or faster at all sizes measured")
-    if found and not chosen.no_store:
+        print("at no two neighbouring sizes of a copy is lax more than 5% faster")
+    if chosen.no_store or not found:
+        print("not stored for auto")
+    else:
         try:
             file = _crossovers.write(found, chosen.devices, max(row.bytes for row in rows))
         except (OSError, RuntimeError) as error:

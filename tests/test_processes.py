@@ -62,6 +62,23 @@ def test_the_environment_that_many_devices_need():
     assert 300 < warn < terminate  # after jaxcoll.config.timeout_s
 
 
+@pytest.mark.parametrize(("timeout", "least"), [("2", 40), ("100", 200), ("none", 10**6)])
+def test_xlas_limit_follows_ours(timeout: str, least: int):
+    _, *flags = run(SHOW, JAXCOLL_TIMEOUT_S=timeout).split()
+    limits = dict(flag.split("=") for flag in flags)
+    terminate = int(limits["--xla_cpu_collective_call_terminate_timeout_seconds"])
+    assert least <= terminate < 100 * least
+    assert timeout == "none" or terminate == least
+
+
+def test_a_cell_that_runs_again():
+    again = (
+        SHOW
+        + "import jax; jax.devices(); jaxcoll.simulate_cpu_devices(8); print(len(jax.devices()))"
+    )
+    assert run(again).split()[-1] == "8"
+
+
 def test_the_users_own_environment_is_kept():
     own = "--xla_cpu_collective_call_terminate_timeout_seconds=77"
     threads, *flags = run(SHOW, PJRT_NPROC="999", XLA_FLAGS=f"--xla_dump_to= {own}").split()

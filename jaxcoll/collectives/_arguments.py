@@ -76,7 +76,7 @@ def _unbound_text(call: str, name: Any, bound: Sequence[Any], tree: Any) -> str:
         )
     if named:
         return (
-            f'{call}: axis_name: "{name}" is not a mapped axis here; the mapped axes are '
+            f'{call}: axis_name: "{name}" is not a mapped axis here; mapped here: '
             f"{listed(named)}.{did_you_mean(str(name), named)}"
         )
     meshes = [mesh for mesh in map(_mesh_of, jax.tree.leaves(tree)) if mesh is not None]
@@ -179,8 +179,9 @@ def check_varies(axes: Axes, where: str, leaf: Any) -> None:
     to_cast = f'"{missing[0]}"' if len(missing) == 1 else f"({listed(missing)})"
     text = (
         f"{where}: the operand is replicated over {listed(missing)}: it is the same on every rank, "
-        f"so that a sum counts it {axes.size} times. If it should differ between ranks (local "
-        "gradients, for instance), cast what it is computed from: "
+        f"so that a sum counts it {axes.size} times, and a mean leaves it as it is. Gradients of "
+        "replicated parameters are such: JAX has summed them over the axis already. If they should "
+        "be local to each rank, cast what they are computed from: "
         f'params = jax.lax.pcast(params, {to_cast}, to="varying").'
     )
     if not _compat.casts_implicitly():

@@ -80,6 +80,10 @@ def _check_vmapped(axes: Axes, vmapped: list[str], pairs: Sequence[tuple[int, in
         )
 
 
+_TO_ALL = " To send one block to all ranks, use broadcast."
+_TO_ONE = " To combine what several ranks send, use all_reduce or reduce_scatter."
+
+
 def _check_perm(axes: Axes, perm: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     try:
         pairs = tuple((operator.index(source), operator.index(target)) for source, target in perm)
@@ -101,6 +105,6 @@ def _check_perm(axes: Axes, perm: Sequence[tuple[int, int]]) -> tuple[tuple[int,
         if twice:
             raise ValueError(
                 f"{axes.call}: perm: expected each {side} at most once, got {twice[0]} twice in "
-                f"{list(pairs)}. To send one block to all ranks, use broadcast."
+                f"{list(pairs)}." + (_TO_ALL if side == "source" else _TO_ONE)
             )
     return pairs

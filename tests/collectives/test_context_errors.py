@@ -39,8 +39,8 @@ def test_an_unknown_axis_suggests_the_nearest(op: Op):
     with pytest.raises(NameError) as info:
         jax.eval_shape(mapped(call(op, "dta"), over), np.zeros((4, 2)))
     assert str(info.value) == (
-        f'{function_name(op)}(x, "dta"): axis_name: "dta" is not a mapped axis here; the mapped '
-        'axes are "data", "model". Did you mean "data"?'
+        f'{function_name(op)}(x, "dta"): axis_name: "dta" is not a mapped axis here; mapped '
+        'here: "data", "model". Did you mean "data"?'
     )
 
 

@@ -1,5 +1,6 @@
 """`explain`: its rows are the collectives of the compiled program, and the calls that run."""
 
+import collections
 import re
 from typing import Any
 
@@ -19,6 +20,16 @@ needs_native = pytest.mark.skipif(native_missing() is not None, reason="needs th
 COLLECTIVE = r"stablehlo\.(all_reduce|all_gather|reduce_scatter|all_to_all|collective_permute)\b"
 
 
+def expected_of(row: Any) -> list[str]:
+    """Returns what lax makes of a row, in StableHLO."""
+    if row.op == "all_to_all" and row.group_size == 1:
+        return []
+    op = {"broadcast": "all_reduce", "ppermute": "collective_permute"}.get(row.op, row.op)
+    if row.reduction in ("prod", "and", "or"):
+        op = "all_gather"
+    return [op] * len(row.shapes)
+
+
 def assert_explained(f: Any, *arguments: Any, all_used: bool = True) -> jaxcoll.Report:
     """Asserts that the report and the program agree. XLA drops what is not `all_used`."""
     report = jaxcoll.explain(f, *arguments)
@@ -26,9 +37,9 @@ def assert_explained(f: Any, *arguments: Any, all_used: bool = True) -> jaxcoll.
     lowered = f.lower(*arguments)
     assert len(native) == len(re.findall(r"custom_call @jaxcoll_", lowered.as_text()))
     on_lax = [row for row in report.rows if row.path == "lax"]
-    found = re.search(COLLECTIVE, lowered.as_text())
-    assert on_lax or not found
-    assert found or all(row.group_size == 1 for row in on_lax)
+    found = collections.Counter(re.findall(COLLECTIVE, lowered.as_text()))
+    expected = collections.Counter(op for row in on_lax for op in expected_of(row))
+    assert found == expected, (found - expected, expected - found)
     compiled = set(re.findall(r"jaxcoll_\w+\".*?site = (\d+)", lowered.compile().as_text()))
     sites = {str(row.site) for row in native}
     assert compiled == sites if all_used else compiled <= sites
@@ -45,7 +56,7 @@ def test_rows_are_the_calls_of_the_program(op: Op, backend: Any, size: int):
     native = [row for row in report.rows if row.path == "native"]
     assert len(native) * size == count.calls
     for row in report.rows:
-        assert op.name.startswith(row.op) or row.op == "all_reduce"  # reduce_scatter of a max
+        assert op.name.startswith(row.op)
         assert row.axes == ("x",)
         assert row.called == "jaxcoll"
         assert row.group_size == size
@@ -75,6 +86,28 @@ def test_derivatives(op: Op, program: str):
 
     f = jax.jit(mapped(derivatives, mesh(2)))
     assert_explained(f, blocks(op, 2, np.float64), all_used=False)
+
+
+@needs_native
+@pytest.mark.parametrize("op", EXAMPLES, ids=lambda op: op.name)
+def test_rows_count_once_what_runs_often(op: Op):
+    """A scan of 3 steps, and a jitted function that is called twice beside it."""
+
+    @jax.jit
+    def inner(x: Any) -> Any:
+        return x + op.ours(x, "x", backend="auto").sum(dtype=x.dtype)
+
+    def body(x: Any) -> Any:
+        looped, _ = lax.scan(lambda x, _: (inner(x), None), x, length=3)
+        return inner(inner(looped))
+
+    f = jax.jit(mapped(body, mesh(2), check_vma=False))
+    xs = blocks(op, 2)
+    native = [row for row in assert_explained(f, xs, all_used=False).rows if row.path == "native"]
+    with counted_calls() as count:
+        jax.block_until_ready(f(xs))
+    assert len(native) == 1  # JAX lowers equal functions once
+    assert count.calls == 2 * (3 + 2)
 
 
 @pytest.mark.parametrize("how", ["jit", "plain", "pmap"])

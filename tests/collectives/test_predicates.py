@@ -174,3 +174,23 @@ def test_explain_reports_instead_of_raising():
         jaxcoll.config.strict = False
     assert any("stands under the predicate of the lax.cond" in text for text in report.warnings)
     assert "warning: all_reduce" in str(report)
+
+
+def test_strict_counts_for_what_is_compiled_already():
+    f = jax.jit(
+        jax.shard_map(
+            lambda x: in_cond(lambda x: jaxcoll.ppermute(x, "x", [(0, 1), (1, 0)]), x),
+            mesh=mesh(2),
+            in_specs=jax.P("x"),
+            out_specs=jax.P("x"),
+        )
+    )
+    xs = np.ones((2, 3))
+    before = jax.block_until_ready(f(xs))
+    jaxcoll.config.strict = True
+    try:
+        with pytest.raises(ValueError, match=r"stands under the predicate of the lax\.cond"):
+            f(xs)
+    finally:
+        jaxcoll.config.strict = False
+    np.testing.assert_array_equal(f(xs), before)

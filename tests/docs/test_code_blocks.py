@@ -17,8 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 MARK = "----- end of block -----"
 
 pytestmark = pytest.mark.skipif(
-    jaxcoll.config.backend == "lax" or native_missing() is not None,
-    reason="the pages show the native path",
+    jaxcoll.config.backend == "lax", reason="the pages show what JAXCOLL_BACKEND=lax switches off"
 )
 
 
@@ -43,12 +42,16 @@ def having(find: Callable[[pathlib.Path], object]) -> pytest.MarkDecorator:
 @having(python_blocks)
 def test_blocks_run_and_print_what_the_page_says(page: pathlib.Path, tmp_path: pathlib.Path):
     found = python_blocks(page)
+    if native_missing() and "This page needs the native path" in page.read_text():
+        pytest.skip("the page needs the native path")
     assert len(found) == page.read_text().count("```python")
     script = tmp_path / "page.py"
     script.write_text("\n".join(f"{code}\nprint({MARK!r})" for code, _ in found))
     outputs = run(tmp_path, script).split(f"{MARK}\n")[:-1]
     for (code, expected), output in zip(found, outputs, strict=True):
-        assert not expected or is_as_shown(output, expected), (code, expected, output)
+        # Without the extension the paths differ, and with them what some blocks print.
+        as_shown = not expected or native_missing() or is_as_shown(output, expected)
+        assert as_shown, (code, expected, output)
 
 
 @having(commands)
