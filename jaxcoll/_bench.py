@@ -56,7 +56,7 @@ class Row:
     wrong: int
 
 
-_HEAD = ("op", "bytes", "auto", "native us", "p99", "lax us", "x", "algbw", "busbw", "#wrong")
+_HEAD = ("op", "bytes", "auto", "native", "p99", "lax", "x", "algbw", "busbw", "#wrong")
 
 
 def sizes_of(text: str) -> list[int]:

@@ -68,7 +68,7 @@ def _bench(chosen: argparse.Namespace) -> int:
         raise ValueError(f"--rounds: expected at least 1, got {chosen.rounds}.")
     simulate_cpu_devices(chosen.devices)
     accelerate_lax(False)  # whatever the environment says: lax is what is compared with
-    print(f"{chosen.devices} devices, f32; times of one call in a chain; rates in GB/s")
+    print(f"{chosen.devices} devices, f32; times of one call in a chain in us, rates in GB/s")
     if reason := _native.missing_reason():
         print(f"no native calls, jax.lax alone: {reason}")
     print(_bench.head(), flush=True)

@@ -42,7 +42,7 @@ def test_the_command(tmp_path: pathlib.Path):
         text=True,
     )
     _, head, *rows = done.stdout.splitlines()
-    assert head.split()[:4] == ["op", "bytes", "path", "us"]
+    assert head.split()[:4] == ["op", "bytes", "auto", "native"]
     measured = [row.split() for row in rows if row.startswith(("all_reduce ", "ppermute "))][:10]
     assert [row[:3] for row in measured] == [
         [op, size, "native"]
