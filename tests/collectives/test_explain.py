@@ -14,6 +14,7 @@ from jax import lax
 from programs import DERIVATIVES, TRANSFORMATIONS
 
 import jaxcoll
+from jaxcoll import _decisions
 
 needs_native = pytest.mark.skipif(native_missing() is not None, reason="needs the native extension")
 
@@ -170,7 +171,7 @@ def test_lax_that_is_not_accelerated():
 
 @needs_native
 @pytest.mark.parametrize("op", EXAMPLES, ids=lambda op: op.name)
-@pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
+@pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu", "METAL"])
 def test_other_platforms(op: Op, platform: str):
     over = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     xs = blocks(op, 2)
@@ -179,7 +180,10 @@ def test_other_platforms(op: Op, platform: str):
     with pytest.raises(jaxcoll.NativeUnavailableError, match=f"the program is for {platform}"):
         f.trace(shape).lower(lowering_platforms=(platform,))
     g = jax.jit(mapped(op.over("x", backend="auto")["ours"], over))
-    g.trace(shape).lower(lowering_platforms=(platform,))
+    with _decisions.recording() as recording:  # what explain reads
+        g.trace(shape).lower(lowering_platforms=(platform,))
+    assert {row.path for row in recording.decisions} == {"lax"}
+    assert f"the program is for {platform}" in recording.decisions[0].reason
 
 
 @needs_native
