@@ -53,6 +53,7 @@ def test_it_prints_what_the_list_shows(name: str, tmp_path: pathlib.Path):
 def test_it_runs_without_the_extension(name: str, tmp_path: pathlib.Path):
     code, said = run(name, tmp_path)
     if name == "07_missing_rank.py":
-        assert (code, said[:9]) == (1, "not run: "), said
+        assert code == 1, said
+        assert "not run: jaxcoll was installed without" in said
     else:
         assert code == 0, said
