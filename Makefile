@@ -3,7 +3,8 @@
 #   PYTHON=python3.13      the Python to make $(VENV) from
 #   VENV=.venv-313         where; one per Python
 #   JAX=0.10.2             that version of JAX instead of the newest that the Python can have
-#   ARGS=...               further arguments for pytest, examples/train_lm.py, benchmarks/run.py
+#   ARGS=...               further arguments for pytest, examples/train_lm.py, benchmarks/run.py,
+#                          tools/test_all.py
 PYTHON ?= python3
 VENV ?= .venv
 JAX ?=
@@ -39,7 +40,7 @@ test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native e
 	PYTHONSAFEPATH=1 JAXCOLL_TESTS_WITHOUT_NATIVE=1 .venv-fallback/bin/pytest -n auto --maxprocesses 8 --dist loadfile --ignore tests/repo $(ARGS)
 
 test-all: $(VENV)/.tools  ## everything, on the oldest and the newest JAX, into tests/RESULTS.md
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py $(ARGS)
 
 bench: $(VENV)/.dev$(JAX)  ## measure against jax.lax; table, JSON and plot in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
