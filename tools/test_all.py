@@ -147,7 +147,7 @@ def main() -> int:
     text = f"""# The last run of `make test-all`
 
 {datetime.date.today()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores. \
-All in all {_total(rows.values())}. A step may have been run again by itself; each row has its commit.
+All in all {_total(rows.values())}. A step may have been repeated by itself; rows have commits.
 
 | what | result | tests | time | commit |
 |---|---|---|--:|---|
