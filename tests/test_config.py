@@ -17,9 +17,7 @@ def test_the_native_path_is_there():
     if jaxcoll.config.backend == "lax":
         pytest.skip("JAXCOLL_BACKEND=lax")
     if os.environ.get("JAXCOLL_TESTS_WITHOUT_NATIVE"):  # make test-fallback
-        assert (
-            native_missing() == "jaxcoll was installed without its native extension for this Python"
-        )
+        assert "installed without its native extension" in str(native_missing())
         return
     assert native_missing() is None
 

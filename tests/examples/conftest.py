@@ -39,11 +39,13 @@ def examples_folder() -> pathlib.Path:
 
 def run(name: str, *arguments: str, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
     """Run an example in `folder`; return its exit code and output."""
+    # With PYTHONSAFEPATH, a script does not find what lies beside it.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
     return subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments],
         cwd=folder,
         # Most of a tiny run is compilation: leave out what only makes the programs quicker.
-        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env={**environment, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
