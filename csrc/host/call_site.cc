@@ -153,11 +153,8 @@ void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
     }
     const std::int64_t waited_ns = now_ns - call.opened_ns;
     if (timeout_ns >= 0 && waited_ns >= timeout_ns) {
-      auto cause = std::make_shared<const Status>(
-          DeadlineExceeded(Describe(group, call, waited_ns, timeout_ns)));
-      if (meeting.Fail(call.key, cause)) {
-        Watchdog::Get().FailRun(call.key.run, std::move(cause));
-      }
+      meeting.Fail(call.key, std::make_shared<const Status>(
+                                 DeadlineExceeded(Describe(group, call, waited_ns, timeout_ns))));
     }
   }
 }

@@ -206,6 +206,8 @@ bool Meeting::Fail(const Key& key, const std::shared_ptr<const Status>& failure)
   if (state_ != State::kOpen || !(key_ == key)) {
     return false;
   }
+  // Before any rank learns of it: the next run may begin, and a late rank of this one must be told.
+  Watchdog::Get().FailRun(key.run, failure);
   FailOpenCall(failure);
   return true;
 }

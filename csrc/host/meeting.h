@@ -93,7 +93,8 @@ class Meeting {
   /// Fills `call` and returns true where the meeting is open.
   bool IsOpen(OpenCall& call);
 
-  /// Fails the call `key` if it is still open, and has the ranks that wait resumed with `failure`.
+  /// Fails the call `key` and its run if it is still open, and has the ranks that wait resumed with
+  /// `failure`.
   /// Returns false where it is no longer open.
   bool Fail(const Key& key, const std::shared_ptr<const Status>& failure);
 

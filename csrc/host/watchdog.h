@@ -17,7 +17,7 @@ class CallSite;
 
 /// One thread that looks at all call sites several times per deadline. One instance, never
 /// destroyed; it does not keep the process alive. All methods may be called from any thread, but
-/// Add, Remove and FailRun not under a meeting's lock.
+/// Add and Remove not under a meeting's lock.
 class Watchdog {
  public:
   static Watchdog& Get();

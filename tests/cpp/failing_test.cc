@@ -177,19 +177,22 @@ void ALateRankIsTurnedAwayByTheMeetingItself(Context& context) {
 
 /// The late rank of the failed one gets its error, and does not disturb the meeting's next call.
 void TheNextRunMayBeginBeforeThat(Context& context) {
-  const Limit limit(20 * kMs);
-  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
-  const std::int64_t run = FreshRuns();
-  Errors errors;
-  RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run, errors).Start(); });
-  Watchdog::Get().SetTimeout(kForever);
-  RunThreads(context, 1, [&](std::size_t) {
-    Succeeds(*site, 2, 0, run + 1).Start();
-    Fails(*site, 2, 1, run, errors).Start();
-    Succeeds(*site, 2, 1, run + 1).Start();
-  });
-  context.Expect(errors.texts()[0] == errors.texts()[1],
-                 "the late rank got the same text: " + errors.texts()[1]);
+  // Often: a run must be known to have failed by the time that its first rank is told.
+  for (int i = 0; i < 20; ++i) {
+    const Limit limit(10 * kMs);
+    const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+    const std::int64_t run = FreshRuns();
+    Errors errors;
+    RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run, errors).Start(); });
+    Watchdog::Get().SetTimeout(kForever);
+    RunThreads(context, 1, [&](std::size_t) {
+      Succeeds(*site, 2, 0, run + 1).Start();
+      Fails(*site, 2, 1, run, errors).Start();
+      Succeeds(*site, 2, 1, run + 1).Start();
+    });
+    context.Expect(errors.texts()[0] == errors.texts()[1],
+                   "the late rank got the same text: " + errors.texts()[1]);
+  }
 }
 
 void AFailureEndsTheOtherMeetingsOfItsRunAtOnce(Context& context) {

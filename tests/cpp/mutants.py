@@ -217,10 +217,10 @@ MUTANTS = [
         ("failing", "AFailureEndsTheOtherMeetingsOfItsRunAtOnce"),
     ),
     Mutant(
-        "a deadline fails its run",
-        "csrc/host/call_site.cc",
-        "      if (meeting.Fail(call.key, cause)) {",
-        "      if (meeting.Fail(call.key, cause) && false) {",
+        "a deadline fails its run, before any rank is told",
+        "csrc/host/meeting.cc",
+        "  Watchdog::Get().FailRun(key.run, failure);\n",
+        "",
         ("failing", "ADeadlineIsTheCauseOfItsRun"),
     ),
     Mutant(
