@@ -177,8 +177,8 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
         refuse_after_fork(f"jax.lax, for {op}")
         if mark is None and not accelerates_lax():
             groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
-            reason = _native.missing_reason() or "jaxcoll.accelerate_lax() is off"
-            note(ctx, request, groups, reason)
+            missing = None if request.backend == "lax" else _native.missing_reason()
+            note(ctx, request, groups, missing or "jaxcoll.accelerate_lax() is off")
             return lax_rule(ctx, x, **params)
 
         def lower_to_lax() -> Sequence[ir.Value]:

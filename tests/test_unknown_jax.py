@@ -75,6 +75,15 @@ UNKNOWN = """
             lambda x, **k: jaxcoll.all_to_all(x, "x", 0, 0, tiled=True, **k),
             lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True),
         ),
+        # lax's own untiled forms have a wrong transpose and a wrong rule for vmap.
+        "scatter untiled": (
+            lambda x, **k: jaxcoll.reduce_scatter(x, "x", **k),
+            lambda x: lax.psum_scatter(x, "x", tiled=True)[0],
+        ),
+        "all_to_all untiled": (
+            lambda x, **k: jaxcoll.all_to_all(x[:, None] + jnp.zeros(3), "x", 0, 1, **k),
+            lambda x: lax.all_to_all(x[None] + jnp.zeros((3, 1)), "x", 1, 1, tiled=True),
+        ),
         "ppermute": (
             lambda x, **k: jaxcoll.ppermute(x, "x", ring, **k),
             lambda x: lax.ppermute(x, "x", ring),
@@ -144,6 +153,9 @@ def test_what_lax_has_not():
 
             f = jax.shard_map(total, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P())
             np.testing.assert_array_equal(jax.jit(f)(ints), expected, err_msg=op)
+        far = np.array([[-np.inf, 1.0], [np.inf, 3e38], [np.inf, 3e38], [0.0, 3e38]], np.float32)
+        highest = mapped(lambda x: jaxcoll.all_reduce(x, "x", op="max"))(far)
+        np.testing.assert_array_equal(highest, [[np.inf, np.float32(3e38)]] * 4)
         tied = np.array([[1.0], [3.0], [3.0], [2.0]])
         grad = jax.grad(lambda x: jaxcoll.all_reduce(x, "x", op="max").sum())
         shares = np.asarray(mapped(grad)(tied))[:, 0]

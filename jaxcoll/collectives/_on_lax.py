@@ -81,13 +81,31 @@ def is_all_there_is(call: str, backend: Backend | None) -> bool:
     return True
 
 
-def _names(axis_name: Any) -> tuple[str, ...]:
+def names_of(axis_name: Any) -> tuple[str, ...]:
+    """Returns one axis or several as a tuple."""
     return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+
+
+@ft.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _extremum(op: ReduceOp, axes: tuple[str, ...], groups: Any, x: jax.Array) -> Any:
+    return reduce(op, axes, groups, x)
+
+
+@_extremum.defjvp
+def _extremum_jvp(
+    op: ReduceOp, axes: tuple[str, ...], groups: Any, primals: Any, tangents: Any
+) -> tuple[Any, Any]:
+    """The tangents of the ranks that hold the extremum, averaged."""
+    (x,), (tangent,) = primals, tangents
+    y = _extremum(op, axes, groups, x)
+    holds = x == y
+    share = reduce("sum", axes, groups, jnp.where(holds, tangent, jnp.zeros_like(tangent)))
+    return y, share / reduce("sum", axes, groups, holds.astype(tangent.dtype))
 
 
 def all_reduce(tree: Any, axis_name: Any, op: ReduceOp, groups: Any) -> Any:
     """`jaxcoll.all_reduce`."""
-    axes = _names(axis_name)
+    axes = names_of(axis_name)
 
     def on(x: Any) -> Any:
         x = jnp.asarray(x)
@@ -96,24 +114,18 @@ def all_reduce(tree: Any, axis_name: Any, op: ReduceOp, groups: Any) -> Any:
             return lax.pmean(x, axes, axis_index_groups=groups)
         if op in ("sum", "mean"):
             return reduce(op, axes, groups, x)
-        y = reduce(op, axes, groups, lax.stop_gradient(x) if op in ("max", "min") else x)
-        if op in ("max", "min") and jnp.issubdtype(x.dtype, np.inexact):
-            # Zero, whose derivative is that of the mean over the ranks that hold the extremum.
-            holds = x == y
-            total = reduce("sum", axes, groups, jnp.where(holds, x, jnp.zeros_like(x)))
-            count = reduce("sum", axes, groups, holds.astype(x.dtype))
-            return y + (total - lax.stop_gradient(total)) / count
-        if op in ("max", "min") or groups is not None:
-            return y
+        if op in ("max", "min"):
+            return _extremum(op, axes, groups, x)
+        y = reduce(op, axes, groups, x)
         # Typed as what it is: the same on all ranks.
-        return send(y, axes, 0)
+        return y if groups is not None else send(y, axes, 0)
 
     return jax.tree.map(on, tree)
 
 
 def broadcast(tree: Any, axis_name: Any, root: int) -> Any:
     """`jaxcoll.broadcast`."""
-    axes = _names(axis_name)
+    axes = names_of(axis_name)
 
     def on(x: Any) -> Any:
         x = jnp.asarray(x)
@@ -121,29 +133,5 @@ def broadcast(tree: Any, axis_name: Any, root: int) -> Any:
             return send(x, axes, root)
         sent = jnp.where(lax.axis_index(axes) == root, x, jnp.zeros_like(x))
         return lax.psum(sent, axes)
-
-    return jax.tree.map(on, tree)
-
-
-def reduce_scatter(
-    tree: Any, axis_name: Any, dimension: int, tiled: bool, op: str, groups: Any
-) -> Any:
-    """`jaxcoll.reduce_scatter`."""
-    axes = _names(axis_name)
-    size = len(groups[0]) if groups else lax.axis_size(axes)
-
-    def on(x: Any) -> Any:
-        x = jnp.asarray(x)
-        total = lax.psum_scatter(
-            widened(x),
-            axes,
-            scatter_dimension=dimension % x.ndim,
-            tiled=tiled,
-            axis_index_groups=groups,
-        )
-        if op == "sum":
-            return total.astype(x.dtype)
-        mean = total / size
-        return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, np.inexact) else mean
 
     return jax.tree.map(on, tree)

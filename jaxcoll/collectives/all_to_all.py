@@ -66,9 +66,8 @@ def all_to_all(
         >>> heads = jaxcoll.all_to_all(sequence_shard, "seq", 2, 1, tiled=True)
     """
     if _on_lax.is_all_there_is("all_to_all", backend):
-        return lax.all_to_all(
-            x, axis_name, split_axis, concat_axis, tiled=tiled, axis_index_groups=axis_index_groups
-        )
+        names = _on_lax.names_of(axis_name)
+        return _exchange(x, names, axis_index_groups, split_axis, concat_axis, tiled)
     axes = check_axes("all_to_all", x, axis_name, axis_index_groups)
     resolved = resolve_backend("all_to_all", backend)
     check_equal_groups(axes, "all blocks have one shape")
@@ -92,6 +91,13 @@ def all_to_all(
 
     check_each_leaf(axes, x, check)
 
+    with marked(resolved):
+        return _exchange(x, axes.names, axes.groups, split_axis, concat_axis, tiled)
+
+
+def _exchange(
+    tree: Any, names: tuple[str, ...], groups: Any, split_axis: int, concat_axis: int, tiled: bool
+) -> Any:
     def exchange(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
         split, concat = split_axis % leaf.ndim, concat_axis % leaf.ndim
@@ -100,10 +106,7 @@ def all_to_all(
             concat += concat > split
             leaf = jnp.expand_dims(leaf, concat)
             split += concat <= split
-        result = lax.all_to_all(
-            leaf, axes.names, split, concat, tiled=True, axis_index_groups=axes.groups
-        )
+        result = lax.all_to_all(leaf, names, split, concat, tiled=True, axis_index_groups=groups)
         return result if tiled else lax.squeeze(result, [split])
 
-    with marked(resolved):
-        return jax.tree.map(exchange, x)
+    return jax.tree.map(exchange, tree)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
+from jax.sharding import get_abstract_mesh
 
 from jaxcoll import _compat
 from jaxcoll._config import resolve_backend
@@ -55,7 +56,11 @@ def ppermute(
         >>> from_left = jaxcoll.ppermute(x, "ring", [(i, (i + 1) % p) for i in range(p)])
     """
     if _on_lax.is_all_there_is("ppermute", backend):
-        return lax.ppermute(x, axis_name, perm)
+        names = _on_lax.names_of(axis_name)
+        if len(names) > 1 and set(names) - set(get_abstract_mesh().axis_names):
+            # lax permutes wrongly where one of them is that of a jax.vmap.
+            raise NotImplementedError(f"ppermute(x, {names}): axis_name: expected mesh axes.")
+        return lax.ppermute(x, names, perm)
     axes = check_axes("ppermute", x, axis_name)
     resolved = resolve_backend("ppermute", backend)
     pairs = _check_perm(axes, perm)

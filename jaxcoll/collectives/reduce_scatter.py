@@ -72,7 +72,10 @@ def reduce_scatter(
     if op not in _OPS:
         raise ValueError(one_of("reduce_scatter", "op", op, _OPS))
     if _on_lax.is_all_there_is("reduce_scatter", backend):
-        return _on_lax.reduce_scatter(x, axis_name, scatter_dimension, tiled, op, axis_index_groups)
+        names = _on_lax.names_of(axis_name)
+        size = len(axis_index_groups[0]) if axis_index_groups else lax.axis_size(names)
+        groups = axis_index_groups
+        return _reduce(x, names, groups, size, scatter_dimension, tiled, op, widen=True)
     axes = check_axes("reduce_scatter", x, axis_name, axis_index_groups)
     resolved = resolve_backend("reduce_scatter", backend)
     check_equal_groups(axes, "all results have one shape")
@@ -97,27 +100,40 @@ def reduce_scatter(
 
     check_each_leaf(axes, x, check)
 
+    with marked(resolved):
+        return _reduce(
+            x, axes.names, axes.groups, axes.size, scatter_dimension, tiled, op, widen=op == "mean"
+        )
+
+
+def _reduce(
+    tree: Any,
+    names: tuple[str, ...],
+    groups: Any,
+    size: int,
+    dimension: int,
+    tiled: bool,
+    op: str,
+    *,
+    widen: bool,
+) -> Any:
     def reduce(leaf: Any) -> Any:
         # A float16 sum may overflow where the mean does not, so the mean stays wide until the end.
         leaf = jnp.asarray(leaf)
-        dim = scatter_dimension % leaf.ndim
-        wide = leaf.astype(np.float32) if _is_half(leaf) and op == "mean" else leaf
+        dim = dimension % leaf.ndim
         total = lax.psum_scatter(
-            wide,
-            axes.names,
+            leaf.astype(np.float32) if widen and _is_half(leaf) else leaf,
+            names,
             scatter_dimension=dim,
             tiled=True,
-            axis_index_groups=axes.groups,
+            axis_index_groups=groups,
         )
         # Not by lax's tiled=False, whose batching rule loses the batch dimension.
         total = total if tiled else lax.squeeze(total, [dim])
-        if op == "sum":
-            return total
-        mean = total / axes.size
-        return mean.astype(leaf.dtype) if _is_half(leaf) else mean
+        result = total / size if op == "mean" else total
+        return result.astype(leaf.dtype) if _is_half(leaf) else result
 
-    with marked(resolved):
-        return jax.tree.map(reduce, x)
+    return jax.tree.map(reduce, tree)
 
 
 def _is_half(leaf: Any) -> bool:
