@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 # Not lazily: it adds the backend to JAX's trace context, and every function that was traced before
 # would be traced and compiled again.
 import jaxcoll._config
+from jaxcoll._lazy import load
 
 if TYPE_CHECKING:
     from jaxcoll import models as models
@@ -25,24 +26,72 @@ if TYPE_CHECKING:
     from jaxcoll.collectives.broadcast import broadcast as broadcast
     from jaxcoll.collectives.ppermute import ppermute as ppermute
     from jaxcoll.collectives.reduce_scatter import reduce_scatter as reduce_scatter
+    from jaxcoll.mesh import DeviceMeshManager as DeviceMeshManager
+    from jaxcoll.mesh import make_mesh as make_mesh
+    from jaxcoll.nn.sharded_linear import ShardedLinear as ShardedLinear
+    from jaxcoll.nn.tp_dense import TPAsyncDense as TPAsyncDense
+    from jaxcoll.nn.tp_dense import TPDense as TPDense
+    from jaxcoll.parallel.data import DataParallel as DataParallel
+    from jaxcoll.parallel.fsdp import gather_array_with_mean_grads as gather_array_with_mean_grads
+    from jaxcoll.parallel.fsdp import gather_params as gather_params
+    from jaxcoll.parallel.fsdp import shard_module_params as shard_module_params
+    from jaxcoll.parallel.fsdp import shard_params as shard_params
+    from jaxcoll.parallel.fsdp import sync_gradients as sync_gradients
+    from jaxcoll.parallel.fully_shard import fully_shard as fully_shard
+    from jaxcoll.parallel.layouts import export_stages as export_stages
+    from jaxcoll.parallel.layouts import export_tp_dense as export_tp_dense
+    from jaxcoll.parallel.layouts import import_stages as import_stages
+    from jaxcoll.parallel.layouts import import_tp_dense as import_tp_dense
+    from jaxcoll.parallel.metrics import DistributedMetrics as DistributedMetrics
+    from jaxcoll.parallel.pipeline import (
+        pipeline_parallel_train_step as pipeline_parallel_train_step,
+    )
+    from jaxcoll.parallel.placement import DevicePlacement as DevicePlacement
+    from jaxcoll.parallel.reshard import reshard as reshard
+    from jaxcoll.parallel.state import TrainState as TrainState
+    from jaxcoll.parallel.state import create_train_state as create_train_state
+    from jaxcoll.parallel.step import data_parallel_train_step as data_parallel_train_step
 
 # Public name -> module; loaded on first use, so that `import jaxcoll` costs next to nothing.
 _HOMES = {
     "CollectiveError": "jaxcoll._errors",
+    "DataParallel": "jaxcoll.parallel.data",
+    "DeviceMeshManager": "jaxcoll.mesh",
+    "DevicePlacement": "jaxcoll.parallel.placement",
+    "DistributedMetrics": "jaxcoll.parallel.metrics",
     "Info": "jaxcoll._info",
     "NativeUnavailableError": "jaxcoll._errors",
     "Report": "jaxcoll._explain",
+    "ShardedLinear": "jaxcoll.nn.sharded_linear",
+    "TPAsyncDense": "jaxcoll.nn.tp_dense",
+    "TPDense": "jaxcoll.nn.tp_dense",
+    "TrainState": "jaxcoll.parallel.state",
     "accelerate_lax": "jaxcoll._accelerate",
     "all_gather": "jaxcoll.collectives.all_gather",
     "all_reduce": "jaxcoll.collectives.all_reduce",
     "all_to_all": "jaxcoll.collectives.all_to_all",
     "broadcast": "jaxcoll.collectives.broadcast",
     "config": "jaxcoll._config",
+    "create_train_state": "jaxcoll.parallel.state",
+    "data_parallel_train_step": "jaxcoll.parallel.step",
     "explain": "jaxcoll._explain",
+    "export_stages": "jaxcoll.parallel.layouts",
+    "export_tp_dense": "jaxcoll.parallel.layouts",
+    "fully_shard": "jaxcoll.parallel.fully_shard",
+    "gather_array_with_mean_grads": "jaxcoll.parallel.fsdp",
+    "gather_params": "jaxcoll.parallel.fsdp",
+    "import_stages": "jaxcoll.parallel.layouts",
+    "import_tp_dense": "jaxcoll.parallel.layouts",
     "info": "jaxcoll._info",
+    "make_mesh": "jaxcoll.mesh",
+    "pipeline_parallel_train_step": "jaxcoll.parallel.pipeline",
     "ppermute": "jaxcoll.collectives.ppermute",
     "reduce_scatter": "jaxcoll.collectives.reduce_scatter",
+    "reshard": "jaxcoll.parallel.reshard",
+    "shard_module_params": "jaxcoll.parallel.fsdp",
+    "shard_params": "jaxcoll.parallel.fsdp",
     "simulate_cpu_devices": "jaxcoll._processes",
+    "sync_gradients": "jaxcoll.parallel.fsdp",
     "using": "jaxcoll._config",
 }
 
@@ -51,7 +100,7 @@ __all__ = [*_HOMES, "__version__", "models"]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        value = load(f"jaxcoll.{name}", _HOMES[name], name)
     elif name == "models":
         value = importlib.import_module("jaxcoll.models")
     elif name == "__version__":

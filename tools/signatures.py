@@ -6,12 +6,14 @@
 import enum
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator
 
 import jaxcoll
 
+_PREFIX = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])|\btyping\.")
 # Flax adds these to every module; they are its business.
 _FLAX_MEMBERS = {"name", "parent", "scope"}
 
@@ -35,13 +37,16 @@ def _annotation(annotation: object) -> str:
         return "None"
     if isinstance(annotation, str):
         return annotation
-    return inspect.formatannotation(annotation).replace("typing.", "")
+    # Where a library keeps its class differs from version to version.
+    return _PREFIX.sub("", inspect.formatannotation(annotation))
 
 
 def _signature(function: object) -> str:
     """`(x, axis_name: str, *, axis: int = 0) -> jax.Array`, nothing that prints an address."""
     try:
-        signature = inspect.signature(function)  # pyright: ignore[reportArgumentType]
+        # An NNX module's own signature is that of its metaclass.
+        has_init = _is_flax(function) and "__init__" in vars(function)
+        signature = inspect.signature(function.__init__ if has_init else function)  # pyright: ignore
     except (TypeError, ValueError):  # implemented in C, or a class without a constructor
         return "(...)"
     parameters = []
@@ -51,7 +56,7 @@ def _signature(function: object) -> str:
         default = parameter.default
         if default is not inspect.Parameter.empty and hasattr(default, "__name__"):
             parameter = parameter.replace(default=_Verbatim(default.__name__))
-        if not (_is_flax(function) and parameter.name in _FLAX_MEMBERS):
+        if not (_is_flax(function) and parameter.name in {*_FLAX_MEMBERS, "self"}):
             parameters.append(parameter)
     returns = signature.return_annotation
     if returns is not inspect.Signature.empty:
@@ -75,7 +80,8 @@ def _members(name: str, cls: type) -> Iterator[str]:
         elif isinstance(value, enum.Enum):
             yield f"  {name}.{member} = {value.value!r}"
         else:
-            yield f"  {name}.{member}{_signature(value) if callable(value) else ''}"
+            is_own = callable(value) and getattr(value, "__module__", "").startswith("jaxcoll.")
+            yield f"  {name}.{member}{_signature(value) if is_own else ''}"
 
 
 def lines(name: str, value: object) -> Iterator[str]:

@@ -52,10 +52,8 @@ def check_axes(op: str, tree: Any, axis_name: Any, axis_index_groups: Any = None
             )
     if len(set(names)) != len(names):
         raise ValueError(f"{call}: axis_name: an axis stands twice in {names!r}.")
+    check_mapped(call, names, tree)
     bound = _compat.bound_axes()
-    for name in names:
-        if name not in bound:
-            raise NameError(_unbound_text(call, name, list(bound), tree))
     if _compat.tracks_varying_axes() and (vmapped := _compat.vmapped(names)):
         raise NotImplementedError(
             f"{call}: axis_name: {listed(vmapped)} is the axis_name of a jax.vmap inside "
@@ -65,6 +63,14 @@ def check_axes(op: str, tree: Any, axis_name: Any, axis_index_groups: Any = None
     size = math.prod(bound[name] for name in names)
     groups = _check_groups(call, axis_index_groups, size)
     return Axes(call, names, len(groups[0]) if groups else size, groups)
+
+
+def check_mapped(call: str, names: Sequence[Any], tree: Any = ()) -> None:
+    """Raises NameError where one of the names is not that of a mapped axis here."""
+    bound = _compat.bound_axes()
+    for name in names:
+        if name not in bound:
+            raise NameError(_unbound_text(call, name, list(bound), tree))
 
 
 def _unbound_text(call: str, name: Any, bound: Sequence[Any], tree: Any) -> str:

@@ -74,3 +74,12 @@ def all_gather(
     check_each_leaf(axes, x, check)
     with marked(resolved):
         return lax.all_gather(x, axes.names, axis=axis, tiled=tiled, axis_index_groups=axes.groups)
+
+
+def all_gather_invariant(x: Any, axis_name: AxisName, *, axis: int) -> Any:
+    """As `all_gather(tiled=True)`, but typed as the same on all ranks, which it is.
+
+    For results that leave a map whole; transposed, each rank gets its part.
+    """
+    with marked(resolve_backend("all_gather", None)):
+        return lax.all_gather(x, axis_name, axis=axis, tiled=True, to="invarying")

@@ -1,12 +1,21 @@
 """Example models, loaded on first use so that importing `jaxcoll` needs no Flax."""
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxcoll._lazy import load
+
 if TYPE_CHECKING:
+    from jaxcoll.models.classifiers import PPClassifier as PPClassifier
+    from jaxcoll.models.classifiers import SimpleClassifier as SimpleClassifier
+    from jaxcoll.models.classifiers import TPClassifier as TPClassifier
     from jaxcoll.models.transformer import TransformerLM as TransformerLM
 
-_MODULES = {"TransformerLM": "jaxcoll.models.transformer"}
+_MODULES = {
+    "PPClassifier": "jaxcoll.models.classifiers",
+    "SimpleClassifier": "jaxcoll.models.classifiers",
+    "TPClassifier": "jaxcoll.models.classifiers",
+    "TransformerLM": "jaxcoll.models.transformer",
+}
 
 __all__ = [*_MODULES]
 
@@ -14,16 +23,7 @@ __all__ = [*_MODULES]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    except ModuleNotFoundError as error:
-        # Only a missing Flax has this remedy; any other missing module is reported as itself.
-        if (error.name or "").partition(".")[0] != "flax":
-            raise
-        raise ModuleNotFoundError(
-            f"{__name__}.{name} needs Flax, which is not installed: pip install 'jaxcoll[flax]'",
-            name=error.name,
-        ) from error
+    return load(f"{__name__}.{name}", _MODULES[name], name)
 
 
 def __dir__() -> list[str]:

@@ -55,18 +55,6 @@ def test_heads_of_odd_width_are_refused():
         TransformerLM(width=12, num_heads=4).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
 
 
-def test_without_flax_the_error_names_the_extra():
-    code = (
-        "import sys; sys.modules['flax'] = None\n"
-        "import jaxcoll.models\n"
-        "try: jaxcoll.models.TransformerLM\n"
-        "except ModuleNotFoundError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "jaxcoll.models.TransformerLM needs Flax" in done.stdout
-    assert "pip install 'jaxcoll[flax]'" in done.stdout
-
-
 def test_the_package_of_models_loads_no_flax():
     code = (
         "import sys, jaxcoll.models\n"

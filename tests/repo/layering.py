@@ -15,12 +15,13 @@ Edge = tuple[str, str, str]  # file, importing component, imported component
 
 # Lowest first. A component is a module or a package directly under jaxcoll, a folder under csrc.
 PYTHON_LAYERS = (
-    {"_types", "_errors", "_compat", "_config", "_decisions", "_crossovers"},
-    {"_native", "_processes", "_predicates", "_lowering", "_lax_rules", "mesh"},
+    {"_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers"},
+    {"_native", "_processes", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"},
     {"collectives", "_accelerate", "_explain", "_info"},
     {"_timing", "_chains", "_bench"},
     {"parallel"},
-    {"nn", "models", "cli"},
+    {"nn"},
+    {"models", "cli"},
     {"__init__", "__main__"},  # the face: it may name everything, nobody imports it from inside
 )
 CXX_LAYERS = ({"core"}, {"kernels"}, {"host"}, {"matmul", "cuda"}, {"ffi"}, {"module"})
@@ -38,7 +39,7 @@ CXX_ONLY_IN = {
     r".*intrin\.h|arm_neon\.h": r"csrc/(kernels/\w+_(avx2|avx512|neon)|core/denormals)\.cc",
 }
 # parallel's modules do not know each other, but for the data that they share and the composer.
-PARALLEL_SHARED = {"schedule"}
+PARALLEL_SHARED = {"batches", "partitioned", "pure_model", "schedule", "state", "step", "zero"}
 PARALLEL_COMPOSERS = {"plan", "__init__"}
 
 

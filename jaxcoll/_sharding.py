@@ -1,0 +1,69 @@
+"""How arrays lie on a mesh: which dimension is split, and how a tree gets there."""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+
+def leaf_name(path: Sequence[Any]) -> str:
+    """Returns a leaf's path as it is written in texts: `params['w']`, or `the leaf`."""
+    return jax.tree_util.keystr(tuple(path)) or "the only leaf"
+
+
+def divisible_dimension(
+    shape: Sequence[int], size: int, *, taken: Collection[int] = ()
+) -> int | None:
+    """Returns the largest dimension that `size` ranks can split evenly, the last among equals.
+
+    Args:
+        shape: of the whole array.
+        size: ranks of the axis.
+        taken: dimensions that are split already.
+    """
+    for dimension in np.argsort(shape, kind="stable")[::-1]:
+        if dimension not in taken and shape[dimension] and shape[dimension] % size == 0:
+            return int(dimension)
+    return None
+
+
+def place(call: str, tree: Any, sharding: NamedSharding, *, is_global: bool = False) -> Any:
+    """Puts a tree onto the devices of a sharding.
+
+    With several processes, each gives its share of every leaf, or with `is_global` the whole.
+
+    Raises:
+        ValueError: a leaf can't be split so; the text names it.
+    """
+    is_share = jax.process_count() > 1 and not is_global
+
+    def put(path: Any, leaf: Any) -> Any:
+        if is_share:
+            return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
+        check_divisible(call, leaf_name(path), np.shape(leaf), sharding)
+        return jax.device_put(leaf, sharding)
+
+    return jax.tree_util.tree_map_with_path(put, tree)
+
+
+def check_divisible(call: str, name: str, shape: Sequence[int], sharding: NamedSharding) -> None:
+    """Raises ValueError where a sharding splits a dimension that is not there or not divisible."""
+    for dimension, axes in enumerate(sharding.spec):
+        if axes is None:
+            continue
+        axes = axes if isinstance(axes, tuple) else (axes,)
+        size = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        if dimension >= len(shape):
+            raise ValueError(
+                f"{call}: {name}: the sharding {sharding.spec} splits dimension {dimension}, but "
+                f"the leaf has shape {tuple(shape)}. Replicate it: jax.P()."
+            )
+        if shape[dimension] % size:
+            raise ValueError(
+                f"{call}: {name}: dimension {dimension} of shape {tuple(shape)} can't be split "
+                f"over {size} devices ({', '.join(axes)}). Make it a multiple of {size}: drop or "
+                f"pad {shape[dimension] % size} of {shape[dimension]}."
+            )

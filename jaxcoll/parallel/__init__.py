@@ -1,0 +1,1 @@
+"""Strategies: how models and their training are spread over a mesh."""

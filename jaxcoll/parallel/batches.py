@@ -1,0 +1,86 @@
+"""What a step reads in a batch: its inputs, its labels, and losses with their weights."""
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+LossFn = Callable[[Any, Any], Any]
+
+
+def inputs_of(call: str, batch: Any) -> Any:
+    """Returns a batch's inputs; see `_part`."""
+    return _part(call, batch, 0, ("inputs",))
+
+
+def labels_of(call: str, batch: Any) -> Any:
+    """Returns a batch's labels; see `_part`."""
+    return _part(call, batch, 1, ("labels", "targets"))
+
+
+def _part(call: str, batch: Any, position: int, names: Sequence[str]) -> Any:
+    if isinstance(batch, Mapping):
+        for name in names:
+            if name in batch:
+                return batch[name]
+    for name in names:
+        if hasattr(batch, name):
+            return getattr(batch, name)
+    if isinstance(batch, tuple | list) and len(batch) > position:
+        return batch[position]
+    raise TypeError(
+        f"{call}: batch: expected (inputs, labels), a dict with {' or '.join(map(repr, names))}, "
+        f"or an object with such an attribute, got {type(batch).__name__}."
+    )
+
+
+def cross_entropy(outputs: jax.Array, batch: Any) -> dict[str, Any]:
+    """The loss without `loss_fn`: of logits `(..., classes)` and integer labels `(...)`.
+
+    Returns:
+        `loss` and `accuracy`, each a sum with its weight, the number of labels.
+    """
+    labels = labels_of("train_step", batch)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(
+            f"train_step: batch: expected integer labels, got {labels.dtype}{labels.shape}. For "
+            "others, such as one-hot vectors, pass loss_fn=."
+        )
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
+    hits = jnp.argmax(outputs, axis=-1) == labels
+    return {"loss": (losses.sum(), labels.size), "accuracy": (hits.sum(), labels.size)}
+
+
+def sums(call: str, value: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Returns each metric as a sum with its weight, in float32 or float64.
+
+    Raises:
+        TypeError: a loss function returned something else; the text has what.
+        ValueError: its dict has no `"loss"`.
+    """
+    metrics = value if isinstance(value, Mapping) else {"loss": value}
+    if "loss" not in metrics:
+        raise ValueError(f"{call}: loss_fn: expected a 'loss' in its dict, got {list(metrics)}.")
+
+    kinds: Any = (Number, np.ndarray, np.generic, jax.Array)
+
+    def number(name: str, value: Any) -> jax.Array:
+        if not isinstance(value, kinds) or np.ndim(value):
+            got = f"an array of shape {value.shape}" if hasattr(value, "shape") else repr(value)
+            raise TypeError(
+                f"{call}: loss_fn: {name}: expected a scalar, or a pair (sum, weight) of scalars, "
+                f"got {got}. Further metrics go into a dict beside 'loss'."
+            )
+        value = jnp.asarray(value)
+        return value.astype(jnp.promote_types(value.dtype, jnp.float32))
+
+    def pair(name: str, value: Any) -> tuple[jax.Array, jax.Array]:
+        if isinstance(value, tuple) and len(value) == 2:
+            return number(name, value[0]), number(name, value[1])
+        return number(name, value), number(name, 1.0)
+
+    return {name: pair(name, value) for name, value in metrics.items()}

@@ -1,0 +1,138 @@
+"""Placement of data on devices, outside of mapped functions."""
+
+import collections
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll._sharding import check_divisible, leaf_name, place
+from jaxcoll.mesh import check_mesh_axis
+
+
+class DevicePlacement:
+    """Puts trees of arrays on one device, on all, or in parts on each.
+
+    The batch sizes for kinds of hardware that Artifex recommends have no source, and are left out.
+
+    Source: the API of `artifex.generative_models.training.distributed.device_placement`.
+    """
+
+    def __init__(self, default_device: Any = None) -> None:
+        """Takes the device that is meant where none is named; JAX's default without."""
+        self.default_device = default_device
+
+    def place_on_device(self, data: Any, device: Any = None) -> Any:
+        """Returns the tree on one device: `device`, else the default one."""
+        return jax.device_put(data, SingleDeviceSharding(self._device(device)))
+
+    def distribute_batch(self, data: Any, sharding: Sharding) -> Any:
+        """Returns the tree spread over the devices of a sharding.
+
+        Raises:
+            ValueError: a leaf can't be split so; the text names it.
+        """
+        if isinstance(sharding, NamedSharding):
+            return place("distribute_batch", data, sharding)
+        return jax.device_put(data, sharding)
+
+    def replicate_across_devices(self, data: Any, devices: Sequence[Any] | None = None) -> Any:
+        """Returns the tree with a copy of every leaf, scalars too, on each device; all without."""
+        chosen = np.array(jax.devices() if devices is None else devices)
+        return jax.device_put(data, NamedSharding(Mesh(chosen, ("devices",)), P()))
+
+    def shard_batch_dim(
+        self, data: Any, mesh: Mesh, batch_axis: int = 0, mesh_axis: str = "data"
+    ) -> Any:
+        """Returns the tree with one dimension of every leaf split over a mesh axis.
+
+        Args:
+            data: a tree of arrays; scalars are replicated.
+            mesh: where to.
+            batch_axis: the dimension; from the end where it is negative.
+            mesh_axis: the axis.
+
+        Raises:
+            ValueError: the mesh has no such axis, or it does not divide a leaf's dimension.
+        """
+        check_mesh_axis("shard_batch_dim", "mesh_axis", mesh, mesh_axis)
+
+        def put(path: Any, leaf: Any) -> Any:
+            ndim = np.ndim(leaf)
+            if not ndim:
+                return jax.device_put(leaf, NamedSharding(mesh, P()))
+            if not -ndim <= batch_axis < ndim:
+                raise ValueError(
+                    f"shard_batch_dim: batch_axis: {leaf_name(path)} of shape {np.shape(leaf)} has "
+                    f"no dimension {batch_axis}."
+                )
+            sharding = NamedSharding(mesh, P(*[None] * (batch_axis % ndim), mesh_axis))
+            check_divisible("shard_batch_dim", leaf_name(path), np.shape(leaf), sharding)
+            return jax.device_put(leaf, sharding)
+
+        return jax.tree_util.tree_map_with_path(put, data)
+
+    def prefetch_to_device(
+        self, data_iterator: Iterable[Any], device: Any = None, buffer_size: int = 2
+    ) -> Iterator[Any]:
+        """Yields the iterator's trees from a device, with up to `buffer_size` on their way there.
+
+        With two or more, transfers run while the caller computes. Nothing is read ahead beyond the
+        buffer.
+
+        Args:
+            data_iterator: of trees of arrays.
+            device: a device or a sharding; the default device without.
+            buffer_size: trees on the device that are not yielded yet, 1 or more.
+
+        Raises:
+            ValueError: `buffer_size` is below 1.
+        """
+        if buffer_size < 1:
+            raise ValueError(
+                f"prefetch_to_device: buffer_size: expected at least 1, got {buffer_size}."
+            )
+        target = device if isinstance(device, Sharding) else self._device(device)
+        return _prefetch(iter(data_iterator), target, buffer_size)
+
+    def get_device_info(self) -> dict[str, Any]:
+        """Returns what devices there are.
+
+        Returns:
+            `num_devices` and `num_local_devices`; `platform` and `device_kind` of the first;
+            `devices`, all of them as text; `default_device`; `process_index`, `process_count`.
+        """
+        devices = jax.devices()
+        return {
+            "num_devices": len(devices),
+            "num_local_devices": jax.local_device_count(),
+            "platform": devices[0].platform,
+            "device_kind": devices[0].device_kind,
+            "devices": [str(device) for device in devices],
+            "default_device": str(self._device(None)),
+            "process_index": jax.process_index(),
+            "process_count": jax.process_count(),
+        }
+
+    def _device(self, device: Any) -> Any:
+        if device is not None:
+            return device
+        if self.default_device is not None:
+            return self.default_device
+        chosen = jax.config.jax_default_device
+        return chosen if isinstance(chosen, jax.Device) else jax.local_devices()[0]
+
+
+def _prefetch(trees: Iterator[Any], target: Any, buffer_size: int) -> Iterator[Any]:
+    buffer: collections.deque[Any] = collections.deque()
+    for tree in itertools.islice(trees, buffer_size):
+        buffer.append(jax.device_put(tree, target))
+    while buffer:
+        yield buffer.popleft()
+        # Only now: what was yielded no longer counts.
+        for tree in itertools.islice(trees, 1):
+            buffer.append(jax.device_put(tree, target))

@@ -1,0 +1,66 @@
+"""Moving a tree of arrays from one layout to another."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll._sharding import check_divisible, leaf_name
+from jaxcoll.mesh import check_mesh_axis
+from jaxcoll.parallel.state import TrainState
+
+
+def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
+    """Returns the same values, laid out anew.
+
+    Args:
+        state: a `TrainState`, or any tree of arrays.
+        new_specs: a `jax.P` for each leaf, or one for all leaves of a subtree; of a `TrainState`
+            another one's `specs`.
+        mesh: of the new layout; without, that of the arrays.
+
+    Returns:
+        The tree; donate or drop the old one to free its memory.
+
+    Raises:
+        ValueError: specs of another structure, an axis that the mesh lacks, a dimension that can't
+            be split so, or no mesh; the text names the leaf.
+
+    Cost: what differs travels, device to device.
+    """
+    call = "reshard"
+    if isinstance(state, TrainState) and isinstance(new_specs, TrainState):
+        moved = reshard(_contents(state), _contents(new_specs), mesh=mesh)
+        return dataclasses.replace(state, **moved, zero=new_specs.zero, split=new_specs.split)
+    mesh = _mesh_of(call, state) if mesh is None else mesh
+
+    def put(path: Any, leaf: Any, spec: Any) -> Any:
+        name = leaf_name(path)
+        if not isinstance(spec, P):
+            raise ValueError(f"{call}: new_specs: {name}: expected a jax.P, got {spec!r}.")
+        for axis in jax.tree.leaves(tuple(spec)):
+            check_mesh_axis(f"{call}: {name}", "new_specs", mesh, axis)
+        sharding = NamedSharding(mesh, spec)
+        check_divisible(call, name, jnp.shape(leaf), sharding)
+        return sharding
+
+    try:
+        specs = jax.tree.broadcast(new_specs, state, is_leaf=lambda leaf: isinstance(leaf, P))
+    except ValueError as error:
+        raise ValueError(f"{call}: new_specs: not the state's structure: {error}") from None
+    return jax.device_put(state, jax.tree_util.tree_map_with_path(put, state, specs))
+
+
+def _contents(state: TrainState) -> dict[str, Any]:
+    names = ("step", "params", "opt_state", "rng", "variables")
+    return {name: getattr(state, name) for name in names}
+
+
+def _mesh_of(call: str, state: Any) -> Mesh:
+    for leaf in jax.tree.leaves(state):
+        if isinstance(getattr(leaf, "sharding", None), NamedSharding):
+            return leaf.sharding.mesh
+    raise ValueError(f"{call}: mesh: no array of the state lies on one yet. Pass mesh=.")

@@ -1,0 +1,254 @@
+"""The train step that all strategies share: a state, a model, a loss, and how gradients meet.
+
+A step is code for one device, `train_step(state, batch) -> (state, metrics)`, to be mapped with
+`jax.shard_map`. It sums losses, weights and gradients of all data-parallel ranks in one
+`all_reduce`, and divides once: ranks, and micro-batches, may have different weights.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from jaxcoll import _compat
+from jaxcoll._errors import listed
+from jaxcoll.collectives._arguments import check_mapped
+from jaxcoll.collectives.all_reduce import all_reduce
+from jaxcoll.parallel.batches import LossFn, cross_entropy, inputs_of, sums
+from jaxcoll.parallel.pure_model import PureModel, as_pure
+from jaxcoll.parallel.state import TrainState
+from jaxcoll.parallel.zero import Zero
+
+Step = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+Axes = tuple[str, ...]
+# Gradients; each metric as a sum with its weight; what the model keeps beside its parameters.
+Results = tuple[Any, dict[str, tuple[jax.Array, jax.Array]], dict[str, Any]]
+
+
+def build_step(
+    call: str,
+    model: PureModel,
+    loss_fn: LossFn | None,
+    data_axes: str | Sequence[str],
+    accumulate: int = 1,
+) -> Step:
+    """Returns a train step whose gradients meet over the data-parallel axes.
+
+    Args:
+        call: the public function's name, for texts.
+        model: what it trains.
+        loss_fn: see `jaxcoll.data_parallel_train_step`.
+        data_axes: the mapped axis, or axes, over which the batch is split.
+        accumulate: micro-batches.
+    """
+    axes = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
+    if accumulate < 1:
+        raise ValueError(f"{call}: accumulate: expected at least 1, got {accumulate}.")
+    zero = model.zero
+    if zero is not None and zero.axis_name not in axes:
+        raise ValueError(
+            f'{call}: axis_name: the model is sharded over "{zero.axis_name}", which must be one '
+            f"of the axes over which the batch is split: {listed(axes)}."
+        )
+    compute_loss = cross_entropy if loss_fn is None else loss_fn
+
+    def results(state: TrainState, params: Any, batch: Any, rng: Any) -> Results:
+        def total(params: Any) -> tuple[jax.Array, Any]:
+            whole = params if zero is None else zero.whole(params, state.split)
+            variables = {"params": whole, **state.variables}
+            outputs, others = model.apply(variables, inputs_of(call, batch), rng)
+            metrics = sums(call, compute_loss(outputs, batch))
+            scale = _scale(params, metrics["loss"][1], axes)
+            return metrics["loss"][0] / scale, (metrics, others, scale)
+
+        (_, (metrics, others, scale)), grads = jax.value_and_grad(total, has_aux=True)(params)
+        grads = jax.tree.map(lambda grad: grad.astype(_wide(grad.dtype)) * scale, grads)
+        return grads, metrics, others
+
+    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        check_mapped(call, axes, batch)
+        _check_types(call, axes)
+        _check_zero(call, state, zero)
+        rng = jax.random.fold_in(state.rng, state.step)
+        rng = jax.random.fold_in(rng, lax.axis_index(axes))
+        # Differentiated with respect to local copies, whose gradients are local.
+        copies = jax.tree.map(lambda leaf: varying(leaf, axes), state.params)
+        if accumulate == 1:
+            grads, metrics, others = results(state, copies, batch, rng)
+        else:
+            grads, metrics, others = _accumulated(
+                call, results, state, copies, batch, rng, accumulate
+            )
+        grads, metrics = _summed(grads, metrics, axes, zero, state)
+        weight = metrics["loss"][1]
+        divisor = jnp.where(weight == 0, 1, weight)  # nothing was counted: no gradient
+        grads = jax.tree.map(
+            lambda grad, leaf: (grad / divisor.astype(grad.dtype)).astype(leaf.dtype),
+            grads,
+            state.params,
+        )
+        params, opt_state = _updated(state, grads, zero)
+        new = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            variables={**state.variables, **_mean_of_floats(others, axes)},
+        )
+        return new, {name: total / weight for name, (total, weight) in metrics.items()}
+
+    return train_step
+
+
+def _wide(dtype: Any) -> Any:
+    """Returns the dtype in which gradients are added: float32 for those of 16 bits."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _scale(params: Any, weight: jax.Array, axes: Axes) -> jax.Array:
+    """Returns what a sum of losses is divided by while it is differentiated.
+
+    Gradients of sums leave the range of 16 bits: those are taken of a mean over all ranks.
+    """
+    if all(_wide(leaf.dtype) == leaf.dtype for leaf in jax.tree.leaves(params)):
+        return jnp.ones((), weight.dtype)
+    total = all_reduce(varying(lax.stop_gradient(weight), axes), axes)
+    return jnp.where(total == 0, 1, total)
+
+
+def _check_types(call: str, data_axes: Axes) -> None:
+    """Without typed axes, JAX transposes a sum to a sum: gradients would be too large."""
+    bound = _compat.bound_axes()
+    others = [axis for axis, size in bound.items() if axis not in data_axes and size > 1]
+    if others and not _compat.tracks_varying_axes():
+        raise ValueError(
+            f"{call}: the step is mapped over {listed(others)} as well, where gradients are right "
+            "only with check_vma=True, JAX's default: remove check_vma=False from jax.shard_map."
+        )
+
+
+def _check_zero(call: str, state: TrainState, zero: Zero | None) -> None:
+    if state.zero != zero:
+        made, used = (f"with {z}" if z else "without fully_shard" for z in (state.zero, zero))
+        raise ValueError(
+            f"{call}: state: it was made {made}, but the step's model is {used}. Give one and the "
+            "same model to create_train_state and to the step."
+        )
+
+
+def varying(leaf: Any, axes: str | Axes) -> Any:
+    """Returns a leaf typed as varying over the axes."""
+    if not _compat.tracks_varying_axes():
+        return leaf
+    axes = (axes,) if isinstance(axes, str) else axes
+    missing = tuple(a for a in axes if a not in _compat.varying_axes(jax.typeof(leaf)))
+    return lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+
+def _summed(
+    grads: Any, metrics: Any, axes: Axes, zero: Zero | None, state: TrainState
+) -> tuple[Any, Any]:
+    """Returns gradients, of split parameters this rank's part, and metrics, summed over all."""
+    metrics = jax.tree.map(lambda leaf: varying(leaf, axes), metrics)  # weights may be constants
+    if zero is None or zero.stage == 1:
+        grads, metrics = all_reduce((grads, metrics), axes)
+        return grads if zero is None else zero.part(grads, state.split), metrics
+    leaves, treedef = jax.tree.flatten(zero.summed(grads, state.split))
+    others = tuple(axis for axis in axes if axis != zero.axis_name)
+    is_part = [dimension is not None for dimension in state.split]
+    parts = [leaf for leaf, part in zip(leaves, is_part, strict=True) if part]
+    wholes = [leaf for leaf, part in zip(leaves, is_part, strict=True) if not part]
+    parts = all_reduce(parts, others) if others else parts
+    wholes, metrics = all_reduce((wholes, metrics), axes)
+    iterators = {True: iter(parts), False: iter(wholes)}
+    return treedef.unflatten(next(iterators[part]) for part in is_part), metrics
+
+
+def _updated(state: TrainState, grads: Any, zero: Zero | None) -> tuple[Any, Any]:
+    """Returns the parameters after the optimizer's step, and its state."""
+    in_parts = zero is not None and zero.stage < 3
+    params = zero.part(state.params, state.split) if zero and in_parts else state.params
+    updates, opt_state = state.optimizer.update(grads, state.opt_state, params)
+    params = optax.apply_updates(params, updates)
+    return (zero.rejoined(params, state.split) if zero and in_parts else params), opt_state
+
+
+def _accumulated(
+    call: str, results: Any, state: TrainState, params: Any, batch: Any, rng: Any, count: int
+) -> Results:
+    """Sums gradients and metrics over micro-batches; batch statistics are those of the last."""
+
+    def split(path: Any, leaf: Any) -> Any:
+        if leaf.shape[0] % count:
+            raise ValueError(
+                f"{call}: accumulate: batch{jax.tree_util.keystr(path)} has {leaf.shape[0]} "
+                f"examples on each device, which {count} micro-batches can't share evenly."
+            )
+        return leaf.reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
+
+    parts = jax.tree_util.tree_map_with_path(split, batch)
+    first = results(state, params, jax.tree.map(lambda leaf: leaf[0], parts), rng)
+
+    def add(carry: Results, numbered: Any) -> tuple[Results, None]:
+        number, part = numbered
+        grads, metrics, others = carry
+        with_others = dataclasses.replace(state, variables={**state.variables, **others})
+        more = results(with_others, params, part, jax.random.fold_in(rng, number))
+        return (*jax.tree.map(jnp.add, (grads, metrics), more[:2]), more[2]), None
+
+    rest = jax.tree.map(lambda leaf: leaf[1:], parts)
+    return lax.scan(add, first, (jnp.arange(1, count), rest))[0]
+
+
+def _mean_of_floats(others: dict[str, Any], axes: Axes) -> dict[str, Any]:
+    """Averages floating-point statistics; counters, which are the same on all ranks, stay."""
+    leaves, treedef = jax.tree.flatten(others)
+    floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.floating)]
+    if floats:
+        means = all_reduce([varying(leaves[i], axes) for i in floats], axes, op="mean")
+        for i, mean in zip(floats, means, strict=True):
+            leaves[i] = mean
+    return treedef.unflatten(leaves)
+
+
+def data_parallel_train_step(
+    model: Any,
+    *,
+    loss_fn: LossFn | None = None,
+    axis_name: str | Sequence[str] = "data",
+    accumulate: int = 1,
+) -> Step:
+    """Returns a data-parallel train step, as code for one device.
+
+    Put it under `jax.shard_map` with `in_specs=(P(), P(axis_name))` and `out_specs=P()`; a model
+    with parameters that are split has `state.specs` in the place of the state's `P()`.
+
+    Args:
+        model: a Flax linen or NNX module, a pair `(init, apply)`, or what `jaxcoll.fully_shard`
+            returned, as in `create_train_state`.
+        loss_fn: `(outputs, batch) -> loss`, of what a device has. A scalar counts every device
+            alike; `(loss_sum, weight_sum)` is exact where they have different weights; where all
+            weights are 0, gradients are 0 and the loss is NaN. A dict reports further metrics
+            beside its `"loss"`, scalars or such pairs. Without: cross entropy of integer labels,
+            and accuracy.
+        axis_name: the axis, or axes, over which the batch is split.
+        accumulate: micro-batches whose gradients are added before they meet those of other devices.
+
+    Returns:
+        `train_step(state, batch) -> (state, metrics)`; metrics are means over all weights.
+
+    Raises:
+        TypeError: a model of another kind.
+        ValueError: `accumulate` is below 1, or does not divide a device's batch.
+
+    Cost: one `all_reduce` of gradients and metrics, in place; of `fully_shard`, see there.
+        Gradients of 16 bits are added in float32, and rounded once.
+    Source: the API of DistJax; sums of losses and weights as in Megatron-LM.
+    """
+    call = "data_parallel_train_step"
+    return build_step(call, as_pure(call, model), loss_fn, axis_name, accumulate)

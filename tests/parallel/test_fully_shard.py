@@ -1,0 +1,342 @@
+"""`fully_shard`: parts of the state on each rank, and the parameters of training on one device."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from training import assert_trained_as, batch, mesh_of, reference, start, train
+
+from jaxcoll import create_train_state, data_parallel_train_step, fully_shard, reshard
+from jaxcoll.models import SimpleClassifier, TPClassifier
+
+# 12 divides by all sizes but 8, which splits the input's 16.
+PLAIN = SimpleClassifier(num_classes=4, hidden=12)
+ADAM = optax.adamw(0.1)
+
+
+@pytest.fixture(autouse=True)
+def x64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.product(
+    size=(1, 2, 3, 4, 8), stage=(1, 2, 3), accumulate=(1, 2), optimizer=("sgd", "adamw")
+)
+def test_trains_as_on_one_device(size: int, stage: Any, accumulate: int, optimizer: str):
+    data, mesh = batch(), mesh_of(data=size)
+    make = {"sgd": optax.sgd(0.5, momentum=0.9), "adamw": ADAM}[optimizer]
+    model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
+    state = start(model, data, mesh, make)
+    expected, losses = reference(PLAIN, jax.device_get(state.params), data, make)
+    step = data_parallel_train_step(model, accumulate=accumulate)
+    state, metrics = train(step, state, data, mesh, state.specs)
+    assert_trained_as(state.params, expected)
+    np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_each_rank_holds(stage: Any):
+    mesh = mesh_of(data=4)
+    state = start(fully_shard(PLAIN, stage=stage, min_weight_size=16), batch(), mesh, ADAM)
+    hidden, output = state.params["hidden_layer"], state.params["output_layer"]
+    specs = jax.tree.map(lambda leaf: leaf.sharding.spec, state.opt_state[0].mu)
+    assert specs["hidden_layer"] == {"kernel": jax.P("data", None), "bias": jax.P()}
+    assert specs["output_layer"] == {"kernel": jax.P("data", None), "bias": jax.P()}
+    assert state.opt_state[0].count.sharding.spec == jax.P()
+    held = {leaf.shape: leaf.addressable_shards[0].data.shape for leaf in jax.tree.leaves(hidden)}
+    assert held == {(16, 12): (4, 12) if stage == 3 else (16, 12), (12,): (12,)}
+    assert output["bias"].sharding.is_fully_replicated
+    assert state.split == (None, 0, None, 0)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_beside_replicas(stage: Any):
+    """Hybrid sharding: parts over one axis, copies of them over the other."""
+    data, mesh = batch(), mesh_of(replica=2, shard=4)
+    model = fully_shard(PLAIN, "shard", stage=stage, min_weight_size=16)
+    state = start(model, data, mesh)
+    expected, _ = reference(PLAIN, jax.device_get(state.params), data)
+    axes = ("replica", "shard")
+    step = data_parallel_train_step(model, axis_name=axes)
+    state, _ = train(step, state, data, mesh, state.specs, axes)
+    assert_trained_as(state.params, expected)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_beside_tensor_parallelism(stage: Any):
+    """A parameter that one axis splits already is split along its other dimension."""
+    data, mesh = batch(), mesh_of(data=2, tensor=2)
+    inner = TPClassifier(num_classes=4, hidden=24, mesh=mesh)
+    model = fully_shard(inner, stage=stage, min_weight_size=16)
+    state = start(model, data, mesh, ADAM)
+    plain = SimpleClassifier(num_classes=4, hidden=24)
+    expected, _ = reference(plain, jax.device_get(state.params), data, ADAM)
+    assert state.opt_state[0].mu["hidden_layer"]["kernel"].sharding.spec == jax.P("data", "tensor")
+    step = data_parallel_train_step(model)
+    state, _ = train(step, state, data, mesh, state.specs)
+    assert_trained_as(state.params, expected)
+
+
+def test_parts_are_no_replicas():
+    """A state in parts that is called replicated is refused by its types."""
+    data, mesh = batch(), mesh_of(data=4)
+    model = fully_shard(PLAIN, min_weight_size=16)
+    state = start(model, data, mesh)
+    step = data_parallel_train_step(model)
+    for specs in ((state.specs, jax.P()), (jax.P(), state.specs)):
+        mapped = jax.shard_map(
+            step, mesh=mesh, in_specs=(specs[0], jax.P("data")), out_specs=(specs[1], jax.P())
+        )
+        with pytest.raises(Exception, match=r"replicat|shape|incompatible"):
+            jax.jit(mapped)(state, data)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_without_typed_axes(stage: Any):
+    data, mesh = batch(), mesh_of(data=4)
+    model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
+    state = start(model, data, mesh)
+    expected, _ = reference(PLAIN, jax.device_get(state.params), data)
+    step = jax.shard_map(
+        data_parallel_train_step(model),
+        mesh=mesh,
+        in_specs=(state.specs, jax.P("data")),
+        out_specs=(state.specs, jax.P()),
+        check_vma=False,
+    )
+    for _ in range(4):
+        state, _ = jax.jit(step)(state, data)
+    assert_trained_as(state.params, expected)
+
+
+def test_an_nnx_module():
+    class Classifier(nnx.Module):
+        def __init__(self) -> None:
+            rngs = nnx.Rngs(0)
+            self.a = nnx.Linear(16, 12, rngs=rngs, param_dtype=jnp.float64)
+            self.b = nnx.Linear(12, 4, rngs=rngs, param_dtype=jnp.float64)
+
+        def __call__(self, x: Any) -> Any:
+            return self.b(nnx.relu(self.a(x)))
+
+    data, mesh = batch(), mesh_of(data=4)
+    module: Any = Classifier()
+    plain = {
+        "hidden_layer": {"kernel": module.a.kernel[...], "bias": module.a.bias[...]},
+        "output_layer": {"kernel": module.b.kernel[...], "bias": module.b.bias[...]},
+    }
+    expected, _ = reference(PLAIN, plain, data)
+    model = fully_shard(module, min_weight_size=16)
+    state = start(model, data, mesh)
+    state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    nnx.update(module, state.params)
+    assert module.a.kernel[...].addressable_shards[0].data.shape == (4, 12)
+    trained = [module.a.bias[...], module.a.kernel[...], module.b.bias[...], module.b.kernel[...]]
+    assert_trained_as(trained, jax.tree.leaves(expected))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_sums_beyond_sixteen_bits(stage: Any, dtype: str):
+    """100,000 examples, whose count and sums float16 can't hold, nor bfloat16 add one by one."""
+
+    def init(rng: Any, x: Any) -> Any:
+        del rng, x
+        return {"w": jnp.zeros((8, 8), dtype)}
+
+    def apply(params: Any, x: Any) -> Any:
+        return params["w"].astype(jnp.float32).mean(), x
+
+    def loss_fn(outputs: Any, part: Any) -> Any:
+        count = part[0].size
+        return -64 * outputs[0] * count, count
+
+    data, mesh = (np.zeros((104_000, 1), np.float32), np.zeros(104_000, int)), mesh_of(data=4)
+    model: Any = fully_shard((init, apply), min_weight_size=1) if stage else (init, apply)
+    state = start(model, data, mesh, optax.sgd(1.0))
+    step = data_parallel_train_step(model, loss_fn=loss_fn, accumulate=1000)
+    state, _ = train(step, state, data, mesh, state.specs)
+    np.testing.assert_array_equal(state.params["w"].astype(np.float32), np.full((8, 8), 4.0))
+
+
+def memory_of(stage: Any) -> Any:
+    """Returns what the compiler says that a step of a deep model needs on a device."""
+
+    class Deep(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            for _ in range(6):
+                x = nn.tanh(nn.Dense(512, use_bias=False)(x))
+            return nn.Dense(4)(x)
+
+    data, mesh = (np.zeros((8, 512)), np.zeros(8, int)), mesh_of(data=8)
+    model = fully_shard(Deep(), stage=stage) if stage else Deep()
+    state = start(model, data, mesh, ADAM)
+    step = jax.shard_map(
+        data_parallel_train_step(model),
+        mesh=mesh,
+        in_specs=(state.specs, jax.P("data")),
+        out_specs=(state.specs, jax.P()),
+    )
+    return jax.jit(step, donate_argnums=0).lower(state, data).compile().memory_analysis()
+
+
+def test_each_stage_needs_less_memory():
+    """Bytes of the state on a device: parameters, and AdamW's two moments of each."""
+    held = {stage: memory_of(stage).argument_size_in_bytes for stage in (0, 1, 2, 3)}
+    params = 6 * 512 * 512 * 4
+    assert held[0] > 3 * params
+    assert held[1] == held[2] < 1.3 * params
+    assert held[3] < 0.4 * params
+
+
+def test_initialized_in_parts():
+    """No device makes a whole parameter: the program that makes the state has none."""
+    mesh = mesh_of(data=8)
+
+    def init(rng: Any, x: Any) -> Any:
+        del x
+        return {"w": jax.random.normal(rng, (1024, 24), jnp.float32)}
+
+    model = fully_shard((init, lambda params, x: x @ params["w"]))
+    data = (np.zeros((8, 1024)), np.zeros(8, int))
+
+    state = create_train_state(model, optax.sgd(0.1), jax.random.key(0), data, mesh)
+    assert state.params["w"].addressable_shards[0].data.shape == (128, 24)
+    make = jax.jit(lambda: create_train_state(model, optax.sgd(0.1), jax.random.key(0), data, mesh))
+    assert "f32[1024,24]" not in str(make.lower().compile().as_text())
+    alone = init(jax.random.split(jax.random.key(0))[0], None)
+    np.testing.assert_array_equal(state.params["w"], alone["w"])
+
+
+def test_from_one_layout_to_another():
+    """Training goes on in another layout as if nothing had been moved."""
+    data, mesh = batch(), mesh_of(data=4)
+    sharded = fully_shard(PLAIN, min_weight_size=16)
+    plain_state = start(PLAIN, data, mesh, ADAM)
+    target = start(sharded, data, mesh, ADAM)
+    moved = reshard(plain_state, target.specs)
+    assert moved.split == target.split
+    assert moved.specs == target.specs
+    assert_trained_as(moved.params, plain_state.params)
+    after, _ = train(data_parallel_train_step(sharded), moved, data, mesh, moved.specs)
+    expected, _ = reference(PLAIN, plain_state.params, data, ADAM)
+    assert_trained_as(after.params, expected)
+    back = reshard(after, plain_state.specs)
+    assert back.split == ()
+    again, _ = train(data_parallel_train_step(PLAIN), back, data, mesh, back.specs)
+    assert int(again.step) == 8
+    other = mesh_of(data=2)
+    smaller = reshard(after, start(sharded, data, other, ADAM).specs, mesh=other)
+    assert len(smaller.params["hidden_layer"]["kernel"].devices()) == 2
+
+
+def test_errors():
+    data, mesh = batch(), mesh_of(data=4)
+    with pytest.raises(ValueError, match="fully_shard: stage: expected one of"):
+        fully_shard(PLAIN, stage=4)
+    with pytest.raises(TypeError, match="fully_shard: model: expected a Flax linen or NNX module"):
+        fully_shard(3)
+    model = fully_shard(PLAIN, min_weight_size=16)
+    with pytest.raises(ValueError, match="sharded already, over 'data'"):
+        fully_shard(model)
+    with pytest.raises(ValueError, match="create_train_state: mesh: fully_shard needs one"):
+        start(model, data)
+    with pytest.raises(ValueError, match="fully_shard: axis_name: 'dat' is not an axis"):
+        start(fully_shard(PLAIN, "dat"), data, mesh)
+    with pytest.raises(ValueError, match=r'sharded over "fsdp", which must be one of.*"data"'):
+        data_parallel_train_step(fully_shard(PLAIN, "fsdp"))
+    state = start(model, data, mesh)
+    with pytest.raises(ValueError, match=r"made with Zero.*stage=3.* is without fully_shard"):
+        train(data_parallel_train_step(PLAIN), state, data, mesh, state.specs)
+    other = data_parallel_train_step(fully_shard(PLAIN, stage=2, min_weight_size=16))
+    with pytest.raises(ValueError, match=r"made with Zero.*stage=3.* model is with Zero.*stage=2"):
+        train(other, state, data, mesh, state.specs)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
+        optax.adafactor(0.1),
+        optax.lamb(0.1),
+        optax.noisy_sgd(0.1, key=0),
+    ],
+)
+def test_optimizers_that_mix_values_are_refused(optimizer: Any):
+    """Whatever splits the parameters: norms of a part, or a choice by its shape, would be wrong."""
+    refused = pytest.raises(ValueError, match=r"optimizer: .* not element by element")
+    mesh = mesh_of(data=2, tensor=2)
+    with refused:
+        start(fully_shard(PLAIN, min_weight_size=16), batch(), mesh, optimizer)
+    with refused:
+        start(TPClassifier(num_classes=4, hidden=24, mesh=mesh), batch(), mesh, optimizer)
+    start(PLAIN, batch(), mesh, optimizer)
+
+
+def test_an_optimizer_that_looks_at_shapes_is_refused():
+    def mask(params: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.size > 100, params)
+
+    with pytest.raises(ValueError, match="what it does with a parameter depends on its shape"):
+        start(
+            fully_shard(PLAIN, min_weight_size=1),
+            batch(),
+            mesh_of(data=2),
+            optax.adamw(0.1, mask=mask),
+        )
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.adamw(optax.warmup_cosine_decay_schedule(0, 0.1, 2, 8)),
+        optax.chain(optax.clip(1.0), optax.lion(0.1)),
+        optax.rmsprop(0.1, momentum=0.9),
+        optax.sgd(optax.piecewise_interpolate_schedule("linear", 0.1, {2: 0.5, 5: 0.1})),
+        optax.masked(optax.adam(0.1), {"hidden_layer": True, "output_layer": False}),
+    ],
+)
+def test_optimizers_that_work_element_by_element(optimizer: Any):
+    data, mesh = batch(), mesh_of(data=4)
+    model = fully_shard(PLAIN, min_weight_size=16)
+    state = start(model, data, mesh, optimizer)
+    expected, _ = reference(PLAIN, jax.device_get(state.params), data, optimizer)
+    state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    assert_trained_as(state.params, expected)
+
+
+# ---- reshard -------------------------------------------------------------------------------------
+
+
+def test_reshard_a_tree():
+    mesh = mesh_of(data=2, model=4)
+    tree = {"a": jnp.arange(32.0).reshape(4, 8), "b": {"c": jnp.arange(8.0), "d": jnp.ones(())}}
+    specs = {"a": jax.P("data", "model"), "b": jax.P()}
+    laid = reshard(tree, specs, mesh=mesh)
+    assert laid["a"].sharding.spec == jax.P("data", "model")
+    assert laid["b"]["c"].sharding.is_fully_replicated
+    again = reshard(laid, {"a": jax.P(None, "model"), "b": {"c": jax.P("model"), "d": jax.P()}})
+    assert again["a"].sharding.spec == jax.P(None, "model")
+    jax.tree.map(np.testing.assert_array_equal, again, tree)
+
+
+def test_reshard_errors():
+    mesh = mesh_of(data=3)
+    tree = {"a": jnp.ones((4, 8)), "n": 1}
+    with pytest.raises(ValueError, match="mesh: no array of the state lies on one yet"):
+        reshard(tree, jax.P())
+    with pytest.raises(ValueError, match=r"\['a'\]: dimension 0 of shape \(4, 8\) can't be split"):
+        reshard(tree, {"a": jax.P("data"), "n": jax.P()}, mesh=mesh)
+    with pytest.raises(ValueError, match=r"reshard: \['a'\]: new_specs: 'x' is not an axis"):
+        reshard(tree, {"a": jax.P("x"), "n": jax.P()}, mesh=mesh)
+    with pytest.raises(ValueError, match="new_specs: not the state's structure"):
+        reshard(tree, {"a": jax.P()}, mesh=mesh)
+    with pytest.raises(ValueError, match=r"\['n'\]: expected a jax.P, got 3"):
+        reshard(tree, {"a": jax.P(), "n": 3}, mesh=mesh)

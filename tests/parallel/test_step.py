@@ -1,0 +1,265 @@
+"""Train steps of every family: the parameters of the model on one device, after several steps."""
+
+import functools as ft
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from training import STEPS, assert_trained_as, batch, mesh_of, reference, start, train
+
+from jaxcoll import data_parallel_train_step, pipeline_parallel_train_step
+from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
+
+
+@pytest.fixture(autouse=True)
+def x64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize(("size", "accumulate"), [(1, 1), (2, 3), (3, 1), (4, 3), (8, 1), (8, 3)])
+def test_data_parallel(size: int, accumulate: int):
+    data = batch()
+    model = SimpleClassifier(num_classes=4, hidden=12)
+    state = start(model, data)
+    expected, losses = reference(model, state.params, data)
+    step = data_parallel_train_step(model, accumulate=accumulate if 48 // size % 3 == 0 else 2)
+    state, metrics = train(step, state, data, mesh_of(data=size))
+    assert_trained_as(state.params, expected)
+    np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
+    assert int(state.step) == STEPS
+
+
+def test_without_typed_axes():
+    data = batch()
+    model = SimpleClassifier(num_classes=4, hidden=12)
+    state = start(model, data)
+    expected, _ = reference(model, state.params, data)
+    step = jax.shard_map(
+        data_parallel_train_step(model),
+        mesh=mesh_of(data=4),
+        in_specs=(jax.P(), jax.P("data")),
+        out_specs=jax.P(),
+        check_vma=False,
+    )
+    for _ in range(STEPS):
+        state, _ = jax.jit(step)(state, data)
+    assert_trained_as(state.params, expected)
+
+
+GRIDS = ((1, 1), (1, 2), (2, 2), (2, 4), (1, 8))
+
+
+@pytest.mark.parametrize(("grid", "overlap"), [*zip(GRIDS, (True, False) * 3, strict=False)])
+def test_tensor_parallel(grid: tuple[int, int], overlap: bool):
+    batches = batch()
+    data, tensor = grid
+    mesh = mesh_of(data=data, tensor=tensor)
+    model = TPClassifier(num_classes=4, hidden=24, overlap=overlap, mesh=mesh)
+    state = start(model, batches, mesh)
+    plain = SimpleClassifier(num_classes=4, hidden=24)
+    assert_trained_as(state.params, start(plain, batches).params)
+    expected, losses = reference(plain, jax.device_get(state.params), batches)
+    assert state.specs.params["hidden_layer"]["kernel"] == jax.P(None, "tensor")
+    step = data_parallel_train_step(model)
+    state, metrics = train(step, state, batches, mesh, state.specs)
+    assert_trained_as(state.params, expected)
+    np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
+
+
+@pytest.mark.product(grid=((1, 1), (2, 2), (2, 4), (1, 8)), micro=(1, 2, 6), num_layers=(8, 10, 3))
+def test_pipeline_parallel(grid: tuple[int, int], micro: int, num_layers: int):
+    """Layers that the axis does not divide are all there, and run once."""
+    batches = batch()
+    data, pipe = grid
+    split = num_layers == 8
+    mesh = mesh_of(data=data, pipe=pipe)
+    model = PPClassifier(num_classes=4, num_layers=num_layers, width=12, split=split)
+    state = start(model, batches, mesh)
+    expected, losses = reference(model, jax.device_get(state.params), batches)
+    assert state.params["kernel"].shape == (num_layers, 12, 12)
+    step = pipeline_parallel_train_step(model, num_micro_batches=micro)
+    state, metrics = train(step, state, batches, mesh, state.specs)
+    assert_trained_as(state.params, expected)
+    np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
+
+
+def test_weights_that_differ_between_devices():
+    """A sum with its weight is exact, with a device that has nothing at all."""
+    inputs, labels = batch(16)
+    valid = np.array([1.0] * 3 + [0.0] * 9 + [1.0] * 4)
+    model = SimpleClassifier(num_classes=4, hidden=12)
+
+    def loss_fn(outputs: Any, part: Any) -> Any:
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, part["labels"])
+        return (losses * part["valid"]).sum(), part["valid"].sum()
+
+    data = {"inputs": inputs, "labels": labels, "valid": valid}
+    state = start(model, data)
+    keep = valid > 0
+    expected, losses = reference(model, state.params, (inputs[keep], labels[keep]))
+    step = data_parallel_train_step(model, loss_fn=loss_fn, accumulate=2)
+    state, metrics = train(step, state, data, mesh_of(data=4))
+    assert_trained_as(state.params, expected)
+    np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
+
+
+def test_an_nnx_module_and_a_pair_of_functions():
+    data = batch()
+    plain = SimpleClassifier(num_classes=4, hidden=12)
+    params = start(plain, data).params
+    expected, _ = reference(plain, params, data)
+
+    class Classifier(nnx.Module):
+        def __init__(self) -> None:
+            rngs = nnx.Rngs(0)
+            self.a = nnx.Linear(16, 12, rngs=rngs, param_dtype=jnp.float64)
+            self.b = nnx.Linear(12, 4, rngs=rngs, param_dtype=jnp.float64)
+            self.a.kernel[...] = params["hidden_layer"]["kernel"]
+            self.b.kernel[...] = params["output_layer"]["kernel"]
+
+        def __call__(self, x: Any) -> Any:
+            return self.b(nnx.relu(self.a(x)))
+
+    def apply(params: Any, x: Any) -> Any:
+        return plain.apply({"params": params}, x)
+
+    def init(rng: Any, x: Any) -> Any:
+        del rng, x
+        return params
+
+    for model in (Classifier(), (init, apply)):
+        state, _ = train(data_parallel_train_step(model), start(model, data), data, mesh_of(data=4))
+        got = jax.tree.leaves(jax.tree.map(jnp.asarray, state.params))
+        want = jax.tree.leaves(expected)
+        for leaf in got:
+            assert any(
+                leaf.shape == w.shape and np.allclose(leaf, w, rtol=0, atol=1e-10) for w in want
+            )
+
+
+def test_batch_statistics_are_averaged():
+    """A BatchNorm that knows of no axis: each device moves its own mean, all take the average."""
+
+    class Normed(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, train: bool = True) -> Any:
+            return nn.Dense(4)(nn.BatchNorm(use_running_average=not train, momentum=0.5)(x))
+
+    data = batch(16)
+    state = start(Normed(), data)
+    before = state.variables["batch_stats"]["BatchNorm_0"]["mean"]
+    state, _ = train(data_parallel_train_step(Normed()), state, data, mesh_of(data=4))
+    after = state.variables["batch_stats"]["BatchNorm_0"]["mean"]
+    mean = data[0].mean(0)
+    np.testing.assert_allclose(after, mean + (before - mean) * 0.5**STEPS, rtol=1e-5, atol=1e-6)
+
+
+class Dropped(nnx.Module):
+    """An NNX module with a Dropout, whose key it keeps itself."""
+
+    def __init__(self) -> None:
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        self.scale = nnx.Param(jnp.ones(64))
+
+    def __call__(self, x: Any) -> Any:
+        return self.dropout(jnp.tile(x, (1, 4)) * self.scale)
+
+
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_dropout_differs_between_devices_steps_and_micro_batches(kind: str):
+    data = (np.ones((16, 16)), np.zeros(16, int))
+    model = (
+        SimpleClassifier(num_classes=4, hidden=64, dropout=0.5) if kind == "linen" else Dropped()
+    )
+
+    def loss_fn(outputs: Any, part: Any) -> Any:
+        del part
+        rank = jax.lax.axis_index("data")
+        code = (outputs[0] * np.sqrt(np.arange(2, outputs.shape[1] + 2))).sum()
+        of_rank = {f"{i}": jnp.where(rank == i, code, 0.0) for i in range(8)}
+        return {"loss": 0.0 * outputs.sum(), **of_rank}
+
+    once = data_parallel_train_step(model, loss_fn=loss_fn)
+    _, metrics = train(once, start(model, data), data, mesh_of(data=8))
+    seen = {m[str(rank)] for m in metrics for rank in range(8)}
+    assert len(seen) == STEPS * 8
+    twice = data_parallel_train_step(model, loss_fn=loss_fn, accumulate=2)
+    _, metrics_of_two = train(twice, start(model, data), data, mesh_of(data=8))
+    # With one key for both micro-batches, their mean would be that of the first.
+    assert not seen & {m[str(rank)] for m in metrics_of_two for rank in range(8)}
+
+
+def test_losses_that_are_none():
+    data = batch(8)
+    model = SimpleClassifier(num_classes=4, hidden=12)
+    state = start(model, data)
+
+    def run(loss_fn: Any, data: Any = data, axis: str = "data") -> Any:
+        step = data_parallel_train_step(model, loss_fn=loss_fn, axis_name=axis)
+        return train(step, state, data, mesh_of(data=2))
+
+    with pytest.raises(TypeError, match=r"loss_fn: loss: expected a scalar.* array of shape \(4"):
+        run(lambda outputs, part: outputs.sum(axis=1))
+    with pytest.raises(TypeError, match=r"expected a scalar, or a pair .* got \{'x': 1\}"):
+        run(lambda outputs, part: (outputs.sum(), {"x": 1}))
+    with pytest.raises(TypeError, match="got None"):
+        run(lambda outputs, part: None)
+    with pytest.raises(ValueError, match="expected a 'loss' in its dict, got \\['los'\\]"):
+        run(lambda outputs, part: {"los": outputs.sum()})
+    with pytest.raises(TypeError, match=r"expected integer labels, got float64\(4, 4\).* loss_fn="):
+        run(None, (data[0], np.eye(4)[data[1]]))
+    with pytest.raises(NameError, match=r'"dat" is not a mapped axis here.*Did you mean "data"'):
+        run(None, axis="dat")
+    with pytest.raises(TypeError, match=r"optimizer: expected one of Optax.* got str"):
+        start(model, data, optimizer="sgd")
+
+
+def test_nothing_counted_is_no_gradient():
+    data = batch(8)
+    model = SimpleClassifier(num_classes=4, hidden=12)
+    state = start(model, data)
+    step = data_parallel_train_step(model, loss_fn=lambda outputs, part: (0 * outputs.sum(), 0))
+    after, metrics = train(step, state, data, mesh_of(data=2))
+    assert_trained_as(after.params, state.params)
+    assert np.isnan(metrics[0]["loss"])
+
+
+def test_errors():
+    data = batch()
+    model = SimpleClassifier(num_classes=4, hidden=12)
+    with pytest.raises(TypeError, match=r"model: expected a Flax linen or NNX module.* got int"):
+        data_parallel_train_step(3)
+    with pytest.raises(ValueError, match="accumulate: expected at least 1, got 0"):
+        data_parallel_train_step(model, accumulate=0)
+    state = start(model, data)
+    step = data_parallel_train_step(model, accumulate=5)
+    with pytest.raises(ValueError, match=r"batch\[0\] has 12 examples .* 5 micro-batches"):
+        train(step, state, data, mesh_of(data=4))
+    with pytest.raises(
+        TypeError, match=r"batch: expected \(inputs, labels\), a dict with 'inputs'"
+    ):
+        start(model, {"x": data[0]})
+    with pytest.raises(ValueError, match="schedule: expected one of \"gpipe\", got '1f1b'"):
+        pipeline_parallel_train_step(PPClassifier(), schedule="1f1b")
+    with pytest.raises(TypeError, match="expected a linen module whose __call__ takes pipeline="):
+        pipeline_parallel_train_step(model)
+    mesh = mesh_of(data=2, pipe=2)
+    pp = PPClassifier(num_classes=4, num_layers=4, width=12)
+    state = start(pp, data, mesh)
+    step = pipeline_parallel_train_step(pp, 5)
+    with pytest.raises(ValueError, match="24 examples on each device can't be split into 5"):
+        train(step, state, data, mesh, state.specs)
+    unchecked = ft.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    f = unchecked(
+        pipeline_parallel_train_step(pp),
+        in_specs=(state.specs, jax.P("data")),
+        out_specs=(state.specs, jax.P()),
+    )
+    with pytest.raises(ValueError, match="remove check_vma=False"):
+        f(state, data)

@@ -1,0 +1,51 @@
+"""With only jax and numpy: the core works, and every other name says what to install."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import jaxcoll
+import jaxcoll.models
+
+WITHOUT_FLAX = {
+    *("CollectiveError", "DeviceMeshManager", "DevicePlacement", "Info", "NativeUnavailableError"),
+    *("Report", "accelerate_lax", "all_gather", "all_reduce", "all_to_all"),
+    *("broadcast", "config", "explain", "info", "make_mesh", "models", "ppermute"),
+    *("reduce_scatter", "simulate_cpu_devices", "using"),
+}
+
+# Imports as if these were not installed.
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+import jaxcoll, jaxcoll.models
+for module in (jaxcoll, jaxcoll.models):
+    for name in set(module.__all__) - {{"__version__"}}:
+        try:
+            getattr(module, name)
+        except ModuleNotFoundError as error:
+            print(module.__name__, name, error, sep="|")
+"""
+
+
+@pytest.mark.parametrize("blocked", [("flax",), ("optax",)])
+def test_names_say_what_to_install(blocked: tuple[str, ...], tmp_path: pathlib.Path):
+    script = tmp_path / "blocked.py"
+    script.write_text(BLOCKED.format(blocked=blocked))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    missing = [line.split("|") for line in done.stdout.splitlines()]
+    for module, name, text in missing:
+        assert f"{module}.{name} needs {blocked[0]}, which is not installed" in text
+        assert text.endswith("pip install 'jaxcoll[flax]'")
+    if "flax" in blocked:
+        lacking = {name for module, name, _ in missing if module == "jaxcoll"}
+        assert lacking == {*jaxcoll.__all__} - WITHOUT_FLAX - {"__version__"}
+        assert {name for m, name, _ in missing if m != "jaxcoll"} == {*jaxcoll.models.__all__}

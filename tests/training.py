@@ -1,0 +1,76 @@
+"""Training to compare with: batches, meshes, and plain SGD on one device, in float64."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import jaxcoll
+from jaxcoll import create_train_state
+
+STEPS = 4
+
+
+def batch(size: int = 48) -> Any:
+    """Returns inputs `(size, 16)` and labels of four classes."""
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(size, 16)), rng.integers(0, 4, size)
+
+
+def mesh_of(**axes: int) -> Any:
+    """Returns a mesh that may leave devices unused."""
+    return jaxcoll.make_mesh(axes, allow_unused=True)
+
+
+def start(model: Any, data: Any, mesh: Any = None, optimizer: Any = None) -> Any:
+    """Returns a state, of SGD unless another optimizer is given."""
+    optimizer = optax.sgd(0.5) if optimizer is None else optimizer
+    return create_train_state(model, optimizer, jax.random.key(0), data, mesh)
+
+
+def train(
+    step: Any, state: Any, data: Any, mesh: Any, specs: Any = None, batch_axes: Any = "data"
+) -> Any:
+    """Maps a step over the mesh and makes some; returns the last state and all metrics."""
+    specs = jax.P() if specs is None else specs
+    mapped = jax.jit(
+        jax.shard_map(
+            step, mesh=mesh, in_specs=(specs, jax.P(batch_axes)), out_specs=(specs, jax.P())
+        )
+    )
+    seen = []
+    for _ in range(STEPS):
+        state, metrics = mapped(state, data)
+        seen.append({name: float(value) for name, value in metrics.items()})
+    return state, seen
+
+
+def reference(model: Any, params: Any, data: Any, optimizer: Any = None) -> tuple[Any, list[float]]:
+    """Returns the parameters after training on one device, and the losses."""
+    optimizer = optax.sgd(0.5) if optimizer is None else optimizer
+
+    def loss(params: Any) -> Any:
+        logits = model.apply({"params": params}, data[0])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, data[1]).mean()
+
+    @jax.jit
+    def step(params: Any, opt_state: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    opt_state = optimizer.init(params)
+    losses = []
+    for _ in range(STEPS):
+        params, opt_state, value = step(params, opt_state)
+        losses.append(float(value))
+    return params, losses
+
+
+def assert_trained_as(actual: Any, expected: Any) -> None:
+    """Compares parameters leaf by leaf."""
+    for (path, got), want in zip(
+        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-10, err_msg=str(path))
