@@ -15,16 +15,19 @@ from checks import auto_is_native, native_missing
 
 import jaxcoll
 
-# Not what somebody once measured on this machine.
-os.environ["JAXCOLL_CROSSOVERS"] = os.devnull + "/none"
-jaxcoll.simulate_cpu_devices(8)
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run whole products of cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Not what somebody once measured on this machine.
+    os.environ["JAXCOLL_CROSSOVERS"] = os.devnull + "/none"
+    if not config.option.full:
+        # Most of the time is spent compiling small programs. With --full, they are optimised.
+        quick = "--xla_backend_optimization_level=0"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+    jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
     config.addinivalue_line("markers", "full: runs only with --full")
 
