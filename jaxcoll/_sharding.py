@@ -49,7 +49,9 @@ def place(call: str, tree: Any, sharding: NamedSharding, *, is_global: bool = Fa
     return jax.tree_util.tree_map_with_path(put, tree)
 
 
-def check_divisible(call: str, name: str, shape: Sequence[int], sharding: NamedSharding) -> None:
+def check_divisible(
+    call: str, name: str, shape: Sequence[int], sharding: NamedSharding, remedy: str = ""
+) -> None:
     """Raises ValueError where a sharding splits a dimension that is not there or not divisible."""
     for dimension, axes in enumerate(sharding.spec):
         if axes is None:
@@ -61,9 +63,9 @@ def check_divisible(call: str, name: str, shape: Sequence[int], sharding: NamedS
                 f"{call}: {name}: the sharding {sharding.spec} splits dimension {dimension}, but "
                 f"the leaf has shape {tuple(shape)}. Replicate it: jax.P()."
             )
-        if shape[dimension] % size:
+        if rest := shape[dimension] % size:
+            remedy = remedy or f"drop or pad {rest} of {shape[dimension]}"
             raise ValueError(
                 f"{call}: {name}: dimension {dimension} of shape {tuple(shape)} can't be split "
-                f"over {size} devices ({', '.join(axes)}). Make it a multiple of {size}: drop or "
-                f"pad {shape[dimension] % size} of {shape[dimension]}."
+                f"over {size} devices ({', '.join(axes)}). Make it a multiple of {size}: {remedy}."
             )

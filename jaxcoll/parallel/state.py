@@ -166,7 +166,11 @@ def _check_specs(call: str, params: Any, specs: Any, mesh: Mesh) -> None:
         name = f"params{leaf_name(path)}"
         for axis in jax.tree.leaves(tuple(spec)):
             check_mesh_axis(f"{call}: {name}", "names", mesh, axis)
-        check_divisible(call, name, leaf.shape, NamedSharding(mesh, spec))
+        sharding = NamedSharding(mesh, spec)
+        remedy = (
+            "choose the model's sizes or the mesh so, or don't split it (PPClassifier: split=False)"
+        )
+        check_divisible(call, name, leaf.shape, sharding, remedy)
 
     jax.tree_util.tree_map_with_path(check, params, specs)
 

@@ -188,12 +188,17 @@ def memory_of(stage: Any) -> Any:
 
 
 def test_each_stage_needs_less_memory():
-    """Bytes of the state on a device: parameters, and AdamW's two moments of each."""
-    held = {stage: memory_of(stage).argument_size_in_bytes for stage in (0, 1, 2, 3)}
+    """On a device: what it holds between steps, parameters and AdamW's two moments, and in all."""
+    needs = [memory_of(stage) for stage in (0, 1, 2, 3)]
+    held = [need.argument_size_in_bytes for need in needs]
+    in_all = [need.argument_size_in_bytes + need.temp_size_in_bytes for need in needs]
     params = 6 * 512 * 512 * 4
     assert held[0] > 3 * params
     assert held[1] == held[2] < 1.3 * params
     assert held[3] < 0.4 * params
+    assert in_all[0] > 1.5 * in_all[1]
+    assert 1.01 * in_all[1] > in_all[2] > in_all[3]
+    assert in_all[3] < in_all[0] / 1.9
 
 
 def test_initialized_in_parts():

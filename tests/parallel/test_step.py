@@ -250,6 +250,10 @@ def test_errors():
     with pytest.raises(TypeError, match="expected a linen module whose __call__ takes pipeline="):
         pipeline_parallel_train_step(model)
     mesh = mesh_of(data=2, pipe=2)
+    with pytest.raises(
+        ValueError, match=r"params.*'bias'.* shape \(5, 12\) can't be split.*split=F"
+    ):
+        start(PPClassifier(num_classes=4, num_layers=5, width=12), data, mesh)
     pp = PPClassifier(num_classes=4, num_layers=4, width=12)
     state = start(pp, data, mesh)
     step = pipeline_parallel_train_step(pp, 5)
