@@ -13,7 +13,7 @@ mesh = jaxcoll.make_mesh({"data": -1})  # -1: as many as there are
 batches, (test_images, _) = digits.load()
 model, optimizer = SimpleClassifier(num_classes=10), optax.sgd(0.5)
 
-state = jaxcoll.create_train_state(model, optimizer, jax.random.key(0), batches[0])
+state = jaxcoll.create_train_state(model, optimizer, jax.random.key(0), batches[0], mesh)
 first = state.params
 step = jax.jit(
     jax.shard_map(

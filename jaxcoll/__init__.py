@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from jaxcoll.parallel.layouts import import_stages as import_stages
     from jaxcoll.parallel.layouts import import_tp_dense as import_tp_dense
     from jaxcoll.parallel.metrics import DistributedMetrics as DistributedMetrics
+    from jaxcoll.parallel.partitioned import with_partitioning as with_partitioning
     from jaxcoll.parallel.pipeline import (
         pipeline_parallel_train_step as pipeline_parallel_train_step,
     )
@@ -93,6 +94,7 @@ _HOMES = {
     "simulate_cpu_devices": "jaxcoll._processes",
     "sync_gradients": "jaxcoll.parallel.fsdp",
     "using": "jaxcoll._config",
+    "with_partitioning": "jaxcoll.parallel.partitioned",
 }
 
 __all__ = [*_HOMES, "__version__", "models"]

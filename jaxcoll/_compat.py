@@ -157,7 +157,8 @@ def equation_line(equation: Any) -> str:
 @ft.cache
 def _hide_own_frames() -> None:
     """Makes JAX take our callers' lines for the user's, not ours."""
-    register_exclusion(os.path.join(os.path.dirname(__file__), "collectives"))
+    for folder in ("collectives", "nn", "parallel"):
+        register_exclusion(os.path.join(os.path.dirname(__file__), folder))
 
 
 def platforms_with_rules(primitive: Primitive) -> list[str | None]:

@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from jaxcoll import _compat
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.nn.tp_dense import TPAsyncDense, TPDense
-from jaxcoll.parallel.partitioned import Partitioned
+from jaxcoll.parallel.partitioned import local_part, with_partitioning
 from jaxcoll.parallel.pipeline import sequential
-from jaxcoll.parallel.tensor import local_part
 
 
 def _vectors(x: jax.Array) -> jax.Array:
@@ -73,9 +71,8 @@ class TPClassifier(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the logits."""
         x = _vectors(x)
-        is_mapped = self.axis_name in _compat.bound_axes()
         dense = TPAsyncDense if self.overlap else TPDense
-        features = local_part(x, P(None, self.axis_name)) if is_mapped else x
+        features = local_part(x, (None, self.axis_name))
         x = nn.relu(
             dense(
                 self.hidden,
@@ -97,14 +94,10 @@ class _SummedDense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         is_mapped = self.axis_name in _compat.bound_axes()
-        spec = P(self.axis_name, None)
         in_features = x.shape[-1] * (lax.axis_size(self.axis_name) if is_mapped else 1)
 
-        def make(key: Any) -> Any:
-            value = nn.initializers.lecun_normal()(key, (in_features, self.features), x.dtype)
-            return Partitioned(local_part(value, spec) if is_mapped else value, names=tuple(spec))
-
-        kernel = self.param("kernel", make)
+        init = with_partitioning(nn.initializers.lecun_normal(), (self.axis_name, None))
+        kernel = self.param("kernel", init, (in_features, self.features), x.dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), x.dtype)
         y = x @ kernel
         return (all_reduce(y, self.axis_name) if is_mapped else y) + bias
@@ -150,12 +143,5 @@ class PPClassifier(nn.Module):
         return nn.Dense(self.num_classes, name="output_layer", param_dtype=x.dtype)(x)
 
     def _stacked(self, name: str, init: Any, shape: tuple[int, ...], x: jax.Array) -> Any:
-        spec = P(self.axis_name) if self.split else P()
-        is_local = self.split and self.axis_name in _compat.bound_axes()
-
-        def make(key: Any) -> Any:
-            value = init(key, shape, x.dtype)
-            names = (self.axis_name if self.split else None, *[None] * (len(shape) - 1))
-            return Partitioned(local_part(value, spec) if is_local else value, names=names)
-
-        return self.param(name, make)
+        names = (self.axis_name if self.split else None, *[None] * (len(shape) - 1))
+        return self.param(name, with_partitioning(init, names), shape, x.dtype)

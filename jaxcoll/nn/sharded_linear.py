@@ -61,7 +61,9 @@ class ShardedLinear(nnx.Module):
         init = nnx.initializers.lecun_normal()
         weight = init(rngs.params(), (in_features, out_features), jnp.float32)
         self.weight = nnx.Param(self._placed(weight, P(None, axis_name)))
-        self.bias = nnx.Param(self._placed(jnp.zeros(out_features, weight.dtype), P(axis_name)))
+        # A key for the bias as well, as nnx.Linear draws: layers made later have the same values.
+        bias = nnx.initializers.zeros_init()(rngs.params(), (out_features,), weight.dtype)
+        self.bias = nnx.Param(self._placed(bias, P(axis_name)))
 
     def _placed(self, value: jax.Array, spec: P) -> jax.Array:
         return jax.device_put(value, NamedSharding(self._mesh, spec))

@@ -14,8 +14,8 @@ from jaxcoll import _compat
 from jaxcoll._errors import one_of
 from jaxcoll.mesh import check_auto, check_mesh_axis
 from jaxcoll.nn._mapped import over_mesh
-from jaxcoll.parallel.partitioned import Partitioned
-from jaxcoll.parallel.tensor import Mode, bias_spec, dense, kernel_spec, local_part
+from jaxcoll.parallel.partitioned import with_partitioning
+from jaxcoll.parallel.tensor import Mode, bias_spec, dense, kernel_spec
 
 _MODES = ("gather", "scatter", "none")
 
@@ -83,9 +83,16 @@ class TPDense(nn.Module):
                     f'"{self.axis_name}".'
                 )
         specs = kernel_spec(mode, self.axis_name), bias_spec(mode, self.axis_name)
-        make = ft.partial(self._parameter, is_local=is_mapped)
-        kernel = make("kernel", self.kernel_init, specs[0], (in_features, self.features))
-        bias = make("bias", self.bias_init, specs[1], (self.features,)) if self.use_bias else None
+        kernel = self.param(
+            "kernel",
+            with_partitioning(self.kernel_init, _names(specs[0], 2)),
+            (in_features, self.features),
+            self.param_dtype,
+        )
+        bias = None
+        if self.use_bias:
+            init = with_partitioning(self.bias_init, _names(specs[1], 1))
+            bias = self.param("bias", init, (self.features,), self.param_dtype)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
         run = ft.partial(dense, axis_name=self.axis_name, mode=mode, overlap=self.overlap)
         if is_mapped or mode == "none":
@@ -105,15 +112,9 @@ class TPDense(nn.Module):
         check_auto(call, self.mesh)
         return self.mesh.shape[self.axis_name]
 
-    def _parameter(
-        self, name: str, init: Any, spec: P, shape: tuple[int, ...], *, is_local: bool
-    ) -> Any:
-        def make(key: Any) -> Any:
-            value = init(key, shape, self.param_dtype)
-            names = tuple(spec) + (None,) * (len(shape) - len(spec))
-            return Partitioned(local_part(value, spec) if is_local else value, names=names)
 
-        return self.param(name, make)
+def _names(spec: P, ndim: int) -> tuple[str | None, ...]:
+    return tuple(spec) + (None,) * (ndim - len(spec))
 
 
 class TPAsyncDense(TPDense):

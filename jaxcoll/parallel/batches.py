@@ -34,7 +34,8 @@ def _part(call: str, batch: Any, position: int, names: Sequence[str]) -> Any:
         return batch[position]
     raise TypeError(
         f"{call}: batch: expected (inputs, labels), a dict with {' or '.join(map(repr, names))}, "
-        f"or an object with such an attribute, got {type(batch).__name__}."
+        f"or an object with such an attribute, got "
+        f"{list(batch) if isinstance(batch, Mapping) else type(batch).__name__}."
     )
 
 
@@ -68,7 +69,7 @@ def sums(call: str, value: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
 
     kinds: Any = (Number, np.ndarray, np.generic, jax.Array)
 
-    def number(name: str, value: Any) -> jax.Array:
+    def number(name: str, value: Any, *, is_sum: bool) -> jax.Array:
         if not isinstance(value, kinds) or np.ndim(value):
             got = f"an array of shape {value.shape}" if hasattr(value, "shape") else repr(value)
             raise TypeError(
@@ -76,11 +77,13 @@ def sums(call: str, value: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
                 f"got {got}. Further metrics go into a dict beside 'loss'."
             )
         value = jnp.asarray(value)
+        if name == "loss" and is_sum and not jnp.issubdtype(value.dtype, jnp.floating):
+            raise TypeError(f"{call}: loss_fn: loss: expected a float, got {value.dtype}.")
         return value.astype(jnp.promote_types(value.dtype, jnp.float32))
 
     def pair(name: str, value: Any) -> tuple[jax.Array, jax.Array]:
         if isinstance(value, tuple) and len(value) == 2:
-            return number(name, value[0]), number(name, value[1])
-        return number(name, value), number(name, 1.0)
+            return number(name, value[0], is_sum=True), number(name, value[1], is_sum=False)
+        return number(name, value, is_sum=True), number(name, 1.0, is_sum=False)
 
     return {name: pair(name, value) for name, value in metrics.items()}

@@ -16,6 +16,7 @@ from typing import Any, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
 from jaxcoll import _compat
@@ -183,6 +184,11 @@ def shard_module_params(
         gather_dtype=gather_dtype,
         grad_scatter_dtype=grad_scatter_dtype,
     )
+    if not callable(target) or isinstance(target, nnx.Module):
+        raise TypeError(
+            "shard_module_params: target: expected a linen module, a module class, a partial or a "
+            f"function, got {type(target).__name__}. For NNX, see jaxcoll.fully_shard."
+        )
     if isinstance(target, ft.partial):
         return ft.partial(wrap(target.func), *target.args, **target.keywords)
     if isinstance(target, nn.Module):

@@ -1,10 +1,14 @@
 """Arrays with the mesh axes over which their dimensions are split, for Flax linen."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+from jaxcoll import _compat
 
 Names = tuple[Any, ...]
 
@@ -20,6 +24,44 @@ class Partitioned(nn.Partitioned):
         """Returns the array."""
         del apply_constraint
         return self.value
+
+
+def with_partitioning(init: Callable[..., Any], names: Names) -> Callable[..., Any]:
+    """Returns an initializer of a parameter that is split over mesh axes.
+
+    As `flax.linen.with_partitioning`, but for modules that also run inside `jax.shard_map`: over an
+    axis that is mapped there, a rank makes and holds its part. The shape is always the global one.
+
+    Args:
+        init: `(key, shape, ...) -> array`, of the whole parameter.
+        names: for each dimension the axis over which it is split, or None.
+
+    Returns:
+        `(key, shape, ...) -> flax.linen.Partitioned`, for `self.param`.
+
+    Example:
+        >>> init = jaxcoll.with_partitioning(nn.initializers.lecun_normal(), ("pipe", None, None))
+        >>> kernel = self.param("kernel", init, (num_layers, width, width))
+    """
+
+    def make(*arguments: Any, **keywords: Any) -> Partitioned:
+        return Partitioned(local_part(init(*arguments, **keywords), names), names=names)
+
+    return make
+
+
+def local_part(value: jax.Array, names: Names) -> jax.Array:
+    """Returns this rank's part of a global value, which every rank has alike.
+
+    Dimensions are split over those of the named axes that are mapped here.
+    """
+    bound = _compat.bound_axes()
+    for dimension, axis in enumerate(names):
+        if axis in bound:
+            part = value.shape[dimension] // lax.axis_size(axis)
+            start = lax.axis_index(axis) * part
+            value = lax.dynamic_slice_in_dim(value, start, part, dimension)
+    return jnp.asarray(value)
 
 
 def is_partitioned(leaf: Any) -> bool:

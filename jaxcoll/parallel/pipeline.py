@@ -7,7 +7,7 @@ differentiation of the forward loop.
 import dataclasses
 import functools as ft
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -120,7 +120,7 @@ def pipeline_parallel_train_step(
     *,
     schedule: Literal["gpipe"] = "gpipe",
     axis_name: str = "pipe",
-    data_axis: str = "data",
+    data_axis: str | Sequence[str] = "data",
     loss_fn: LossFn | None = None,
 ) -> Step:
     """Returns a pipeline- and data-parallel train step, as code for one device.
@@ -135,7 +135,7 @@ def pipeline_parallel_train_step(
         num_micro_batches: which the batch of a device must divide into.
         schedule: `"gpipe"`.
         axis_name: the axis over which layers are spread.
-        data_axis: the axis over which the batch is split.
+        data_axis: the axis, or axes, over which the batch is split; `()` on a mesh without one.
         loss_fn: see `data_parallel_train_step`.
 
     Returns:
@@ -158,6 +158,11 @@ def pipeline_parallel_train_step(
         raise TypeError(
             f"{call}: model: expected a linen module whose __call__ takes pipeline=, such as "
             f"jaxcoll.models.PPClassifier, got {type(model).__name__}."
+        )
+    if axis_name == data_axis or axis_name in tuple(data_axis):
+        raise ValueError(
+            f'{call}: data_axis: "{axis_name}" is the pipeline\'s axis, whose ranks see the same '
+            "examples. On a mesh without another one, pass data_axis=()."
         )
     pipeline = ft.partial(gpipe, axis_name=axis_name, num_micro_batches=num_micro_batches)
     piped = dataclasses.replace(pure, apply=ft.partial(pure.apply, pipeline=pipeline))

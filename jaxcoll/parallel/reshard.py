@@ -34,7 +34,8 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
     call = "reshard"
     if isinstance(state, TrainState) and isinstance(new_specs, TrainState):
         moved = reshard(_contents(state), _contents(new_specs), mesh=mesh)
-        return dataclasses.replace(state, **moved, zero=new_specs.zero, split=new_specs.split)
+        how = {name: getattr(new_specs, name) for name in ("zero", "split", "axes")}
+        return dataclasses.replace(state, **moved, **how)
     mesh = _mesh_of(call, state) if mesh is None else mesh
 
     def put(path: Any, leaf: Any, spec: Any) -> Any:

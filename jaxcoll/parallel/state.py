@@ -32,6 +32,7 @@ class TrainState:
         optimizer: the Optax optimizer; no leaf.
         zero: how `jaxcoll.fully_shard` splits it, or None; no leaf.
         split: the dimension of each parameter that it splits, or None; no leaf.
+        axes: the mesh axes over which the model itself splits parameters; no leaf.
     """
 
     step: jax.Array
@@ -42,6 +43,7 @@ class TrainState:
     optimizer: optax.GradientTransformation = dataclasses.field(metadata={"static": True})
     zero: Zero | None = dataclasses.field(default=None, metadata={"static": True})
     split: Split = dataclasses.field(default=(), metadata={"static": True})
+    axes: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     @property
     def specs(self) -> "TrainState":
@@ -80,6 +82,10 @@ def create_train_state(
             is not element by element.
     """
     call = "create_train_state"
+    if isinstance(optimizer, optax.MultiSteps):
+        optimizer = optimizer.gradient_transformation()
+    if not isinstance(mesh, Mesh | None):
+        raise TypeError(f"{call}: mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}.")
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(
             f"{call}: optimizer: expected one of Optax, such as optax.adamw(1e-3), got "
@@ -89,21 +95,22 @@ def create_train_state(
     inputs = jax.tree.map(jnp.zeros_like, inputs_of(call, batch))
     init_rng, rng = jax.random.split(rng)
 
-    def make(split: Split) -> TrainState:
+    def make(split: Split, axes: tuple[str, ...]) -> TrainState:
         variables = _without_boxes(pure.init(init_rng, inputs))
         params = variables.pop("params")
         opt_state = optimizer.init(params)
         step = jnp.int32(0)
-        return TrainState(step, params, opt_state, rng, variables, optimizer, pure.zero, split)
+        static = (optimizer, pure.zero, split, axes)
+        return TrainState(step, params, opt_state, rng, variables, *static)
 
     if mesh is None:
         if pure.zero is not None:
             raise ValueError(f"{call}: mesh: fully_shard needs one, to split the state over.")
-        return jax.jit(make, static_argnums=0)(())
+        return jax.jit(make, static_argnums=(0, 1))((), ())
     boxed = jax.eval_shape(lambda: pure.init(init_rng, inputs))["params"]
-    split, specs = _specs(call, make, boxed, optimizer, mesh, pure.zero)
+    specs = _specs(call, make, boxed, optimizer, mesh, pure.zero)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    return jax.jit(make, static_argnums=0, out_shardings=shardings)(split)
+    return jax.jit(make, static_argnums=(0, 1), out_shardings=shardings)(specs.split, specs.axes)
 
 
 def _specs(
@@ -113,12 +120,13 @@ def _specs(
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     zero: Zero | None,
-) -> tuple[Split, TrainState]:
-    """Returns how parameters are split by `fully_shard`, and every leaf's spec."""
+) -> TrainState:
+    """Returns every leaf's spec."""
     params = jax.tree.map(
         lambda leaf: leaf.value if is_partitioned(leaf) else leaf, boxed, is_leaf=is_partitioned
     )
     param_specs = opt_specs = nn.get_partition_spec(boxed)
+    axes = tuple(sorted({axis for spec in jax.tree.leaves(param_specs) for axis in _axes_of(spec)}))
     split: Split = ()
     if zero is not None:
         check_mesh_axis("fully_shard", "axis_name", mesh, zero.axis_name)
@@ -141,7 +149,7 @@ def _specs(
     )
     if jax.tree.map(jnp.shape, parts) != jax.tree.map(jnp.shape, params):
         check_elementwise(call, optimizer, params, parts)
-    state = jax.eval_shape(lambda: make(split))
+    state = jax.eval_shape(lambda: make(split, axes))
 
     def spec_like(leaf: Any, spec: P, param: Any) -> Any:
         if isinstance(leaf, optax.MaskedNode):
@@ -158,13 +166,17 @@ def _specs(
         is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
     )
     everywhere = jax.tree.map(lambda _: P(), state)
-    return split, dataclasses.replace(everywhere, params=param_specs, opt_state=of_optimizer)
+    return dataclasses.replace(everywhere, params=param_specs, opt_state=of_optimizer)
+
+
+def _axes_of(spec: P) -> list[str]:
+    return jax.tree.leaves(tuple(spec))
 
 
 def _check_specs(call: str, params: Any, specs: Any, mesh: Mesh) -> None:
     def check(path: Any, leaf: Any, spec: P) -> None:
         name = f"params{leaf_name(path)}"
-        for axis in jax.tree.leaves(tuple(spec)):
+        for axis in _axes_of(spec):
             check_mesh_axis(f"{call}: {name}", "names", mesh, axis)
         sharding = NamedSharding(mesh, spec)
         remedy = (

@@ -63,6 +63,7 @@ def build_step(
             variables = {"params": whole, **state.variables}
             outputs, others = model.apply(variables, inputs_of(call, batch), rng)
             metrics = sums(call, compute_loss(outputs, batch))
+            _check_local(call, metrics["loss"][0], axes)
             scale = _scale(params, metrics["loss"][1], axes)
             return metrics["loss"][0] / scale, (metrics, others, scale)
 
@@ -71,9 +72,15 @@ def build_step(
         return grads, metrics, others
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        if not isinstance(state, TrainState):
+            raise TypeError(
+                f"{call}: state: expected one of jaxcoll.create_train_state, got "
+                f"{type(state).__name__}."
+            )
         check_mapped(call, axes, batch)
         _check_types(call, axes)
         _check_zero(call, state, zero)
+        _check_split(call, state, axes)
         rng = jax.random.fold_in(state.rng, state.step)
         rng = jax.random.fold_in(rng, lax.axis_index(axes))
         # Differentiated with respect to local copies, whose gradients are local.
@@ -103,6 +110,19 @@ def build_step(
         return new, {name: total / weight for name, (total, weight) in metrics.items()}
 
     return train_step
+
+
+def _check_local(call: str, loss: jax.Array, axes: Axes) -> None:
+    """A loss that is the same on all ranks was reduced: its gradients would be too small."""
+    if not _compat.tracks_varying_axes():
+        return
+    bound = _compat.bound_axes()
+    varies = _compat.varying_axes(jax.typeof(loss))
+    if same := [axis for axis in axes if axis not in varies and bound[axis] > 1]:
+        raise ValueError(
+            f"{call}: loss_fn: its loss is typed as the same on all ranks of {listed(same)}. "
+            "Return that of this device's examples: the step averages it."
+        )
 
 
 def _wide(dtype: Any) -> Any:
@@ -139,6 +159,30 @@ def _check_zero(call: str, state: TrainState, zero: Zero | None) -> None:
             f"{call}: state: it was made {made}, but the step's model is {used}. Give one and the "
             "same model to create_train_state and to the step."
         )
+
+
+def _check_split(call: str, state: TrainState, data_axes: Axes) -> None:
+    """Examples of different ranks must not meet in a layer, and a rank holds its parts alone."""
+    if both := [axis for axis in data_axes if axis in state.axes]:
+        raise ValueError(
+            f"{call}: axis_name: the model splits parameters over {listed(both)}, whose ranks must "
+            f"see the same examples: the batch can't be split over it. Got {listed(data_axes)}."
+        )
+    if not _compat.tracks_varying_axes():
+        return
+    expected = [(axis, state.params) for axis in state.axes]
+    if state.zero is not None and any(dimension is not None for dimension in state.split):
+        holder = state.params if state.zero.stage == 3 else state.opt_state
+        expected.append((state.zero.axis_name, holder))
+    bound = _compat.bound_axes()
+    for axis, holder in expected:
+        arrays = [leaf for leaf in jax.tree.leaves(holder) if jnp.ndim(leaf)]
+        held = any(axis in _compat.varying_axes(jax.typeof(leaf)) for leaf in arrays)
+        if arrays and not held and axis in bound and bound[axis] > 1:
+            raise ValueError(
+                f'{call}: state: it is split over "{axis}", but came in whole. In jax.shard_map, '
+                "write in_specs=(state.specs, ...) and out_specs=(state.specs, P())."
+            )
 
 
 def varying(leaf: Any, axes: str | Axes) -> Any:

@@ -116,13 +116,3 @@ def _wide(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Returns the product in float32 at least: sums of parts are rounded once, at their end."""
     dtype = jnp.result_type(x, kernel)
     return jnp.matmul(x, kernel, preferred_element_type=jnp.promote_types(dtype, jnp.float32))
-
-
-def local_part(value: jax.Array, spec: P) -> jax.Array:
-    """Returns this rank's part of a global value, which every rank has made alike."""
-    for dimension, axis in enumerate(spec):
-        if axis is not None:
-            part = value.shape[dimension] // lax.axis_size(axis)
-            start = lax.axis_index(axis) * part
-            value = lax.dynamic_slice_in_dim(value, start, part, dimension)
-    return jnp.asarray(value)

@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 from training import STEPS, assert_trained_as, batch, mesh_of, reference, start, train
 
-from jaxcoll import data_parallel_train_step, pipeline_parallel_train_step
+import jaxcoll
+from jaxcoll import data_parallel_train_step, fully_shard, pipeline_parallel_train_step
 from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
 
 
@@ -218,6 +219,62 @@ def test_losses_that_are_none():
         run(None, axis="dat")
     with pytest.raises(TypeError, match=r"optimizer: expected one of Optax.* got str"):
         start(model, data, optimizer="sgd")
+
+
+def test_losses_that_are_reduced_already():
+    """A mean of means is divided twice: refused, by its type."""
+    data = batch(8)
+    model = SimpleClassifier(num_classes=4, hidden=12)
+    state = start(model, data)
+    for reduce in (jax.lax.pmean, ft.partial(jaxcoll.all_reduce, op="mean")):
+        step = data_parallel_train_step(
+            model, loss_fn=lambda outputs, part, reduce=reduce: reduce(outputs.mean(), "data")
+        )
+        with pytest.raises(ValueError, match=r'loss is typed as the same on all ranks of "data"'):
+            train(step, state, data, mesh_of(data=2))
+    step = data_parallel_train_step(model, loss_fn=lambda outputs, part: outputs.argmax())
+    with pytest.raises(TypeError, match="loss: expected a float, got int"):
+        train(step, state, data, mesh_of(data=2))
+
+
+def test_axes_of_parameters_do_not_split_the_batch():
+    data, mesh = batch(8), mesh_of(data=2, tensor=2)
+    model = TPClassifier(num_classes=4, hidden=24, mesh=mesh)
+    state = start(model, data, mesh)
+    for axes in (("data", "tensor"), "tensor"):
+        step = data_parallel_train_step(model, axis_name=axes)
+        with pytest.raises(ValueError, match=r'model splits parameters over "tensor", whose ranks'):
+            train(step, state, data, mesh, state.specs, axes)
+    with pytest.raises(ValueError, match='data_axis: "pipe" is the pipeline'):
+        pipeline_parallel_train_step(PPClassifier(), data_axis="pipe")
+
+
+def test_a_pipeline_without_a_data_axis():
+    data, mesh = batch(8), mesh_of(pipe=4)
+    model = PPClassifier(num_classes=4, num_layers=4, width=12)
+    state = start(model, data, mesh)
+    expected, _ = reference(model, jax.device_get(state.params), data)
+    step = pipeline_parallel_train_step(model, 2, data_axis=())
+    state, _ = train(step, state, data, mesh, state.specs, None)
+    assert_trained_as(state.params, expected)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "zero1", "zero3"])
+def test_a_state_in_parts_that_came_in_whole(kind: str):
+    data, mesh = batch(8), mesh_of(data=2, tensor=2)
+    plain = SimpleClassifier(num_classes=4, hidden=24)
+    model = {
+        "tensor": TPClassifier(num_classes=4, hidden=24, mesh=mesh),
+        "zero1": fully_shard(plain, stage=1, min_weight_size=1),
+        "zero3": fully_shard(plain, stage=3, min_weight_size=1),
+    }[kind]
+    state = start(model, data, mesh, optax.sgd(0.1, momentum=0.9))
+    with pytest.raises(ValueError, match=r"came in whole.* write in_specs=\(state.specs, \.\.\.\)"):
+        train(data_parallel_train_step(model), state, data, mesh)
+    with pytest.raises(
+        TypeError, match=r"state: expected one of jaxcoll.create_train_state, got dict"
+    ):
+        train(data_parallel_train_step(model), {"params": 1.0}, data, mesh)
 
 
 def test_nothing_counted_is_no_gradient():
