@@ -11,7 +11,7 @@ JAX ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
@@ -27,7 +27,7 @@ demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 mi
 
 test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (under 10 minutes)
 	$(PYTEST) $(ARGS)
-	JAXCOLL_BACKEND=lax $(PYTEST) --ignore tests/repo --ignore tests/examples $(ARGS)
+	JAXCOLL_BACKEND=lax $(PYTEST) --ignore tests/repo --ignore tests/examples --ignore tests/seeds $(ARGS)
 
 # Not editable: the wheel without the extension, as it is installed where there is no compiler.
 test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native extension
@@ -37,7 +37,7 @@ test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native e
 	.venv-fallback/bin/pip install --quiet --upgrade "pip>=25.1"
 	.venv-fallback/bin/pip install --quiet "$$(ls build/fallback/*-py3-none-any.whl)[demo]" --group test \
 	  $(if $(JAX),"jax==$(JAX)" "jaxlib==$(JAX)")
-	PYTHONSAFEPATH=1 JAXCOLL_TESTS_WITHOUT_NATIVE=1 .venv-fallback/bin/pytest -n auto --maxprocesses 8 --dist loadfile --ignore tests/repo $(ARGS)
+	PYTHONSAFEPATH=1 JAXCOLL_TESTS_WITHOUT_NATIVE=1 .venv-fallback/bin/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --ignore tests/repo $(ARGS)
 
 test-all: $(VENV)/.tools  ## everything, on the oldest and the newest JAX, into tests/RESULTS.md
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py $(ARGS)

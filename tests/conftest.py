@@ -7,6 +7,7 @@ others, on lax each value. With `--full`, both run the whole product.
 
 import itertools as it
 import os
+import pathlib
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from cases import each_value, pairwise
 from checks import auto_is_native, native_missing
 
 import jaxcoll
+
+TESTS = pathlib.Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,7 +61,12 @@ def _id(name: str, value: Any) -> str:
     )
 
 
+# Few tests that take long: begun first, so that no worker is left with them at the end.
+LONG = ("stress", "examples", "docs", "test_bench.py")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
     if not config.option.full:
         for item in items:
             if item.get_closest_marker("full"):

@@ -27,7 +27,16 @@ from newest_python import newest_python
 ROOT = pathlib.Path(__file__).parents[1]
 JUNIT = ROOT / "build" / "junit.xml"
 RESULTS = ROOT / "tests" / "RESULTS.md"
-SUITE = ["-n", "auto", "--maxprocesses=8", "--dist=loadfile", "--full", "-m", "not release"]
+SUITE = [
+    "-n",
+    "auto",
+    "--maxprocesses=8",
+    "--dist=loadfile",
+    "--no-loadscope-reorder",
+    "--full",
+    "-m",
+    "not release",
+]
 
 
 @dataclasses.dataclass(frozen=True)
