@@ -3,14 +3,23 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
-#include <cstdint>   // std::int64_t, std::uint64_t
-#include <optional>  // std::optional
+#include <cstddef>    // std::size_t
+#include <cstdint>    // std::int64_t, std::uint64_t
+#include <memory>     // std::shared_ptr
+#include <optional>   // std::optional
+#include <stdexcept>  // std::runtime_error
+#include <utility>    // std::move
+#include <vector>     // std::vector
 
 #include "ffi/handlers.h"
 #include "ffi/site.h"
+#include "core/status.h"
 #include "host/call_site.h"
+#include "host/job.h"
 #include "host/recorder.h"
+#include "host/segment.h"
 #include "host/watchdog.h"
 #include "kernels/kernel_sets.h"
 
@@ -81,6 +90,35 @@ void SetTimeout(std::optional<double> seconds) {
   Watchdog::Get().SetTimeout(seconds ? static_cast<std::int64_t>(*seconds * 1e9) : -1);
 }
 
+// Returns the file descriptor of a new segment.
+int CreateSegment(std::size_t num_seats, std::size_t num_lanes, std::size_t window_bytes,
+                  std::uint64_t nonce) {
+  int memory = -1;
+  const Status status = Segment::Create(
+      {.num_seats = num_seats, .num_lanes = num_lanes, .window_bytes = window_bytes}, nonce,
+      memory);
+  if (!status.ok()) {
+    throw std::runtime_error(status.message);
+  }
+  return memory;
+}
+
+void Attach(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
+            std::int64_t process) {
+  std::shared_ptr<Session> session;
+  const Status status = Session::Begin(memory, nonce, std::move(processes), process, session);
+  if (!status.ok()) {
+    throw std::runtime_error(status.message);
+  }
+  Job::Get().Attach(std::move(session));
+}
+
+void Leave() {
+  if (const std::shared_ptr<Session> session = Job::Get().session(); session != nullptr) {
+    session->Leave();
+  }
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -95,6 +133,14 @@ NB_MODULE(_core, m) {
         "Sets the text that errors show for a site id.");
   m.def("set_timeout", &SetTimeout, nb::arg("seconds").none(),
         "How long a rank may wait for the others; None waits for ever.");
+  m.def("create_segment", &CreateSegment, nb::arg("num_seats"), nb::arg("num_lanes"),
+        nb::arg("window_bytes"), nb::arg("nonce"),
+        "Makes the shared memory of a job's processes on this host; returns its file descriptor. "
+        "RuntimeError: there is not as much.");
+  m.def("attach", &Attach, nb::arg("memory"), nb::arg("nonce"), nb::arg("processes"),
+        nb::arg("process"),
+        "Joins the segment behind a file descriptor as `process`, one of `processes`.");
+  m.def("leave", &Leave, "Tells the other processes that this one is about to exit.");
   m.def(
       "num_calls", [] { return Recorder::Get().num_calls(); },
       "Native calls begun so far, over all devices.");

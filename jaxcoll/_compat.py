@@ -71,6 +71,20 @@ def without_weak_type(aval: Any) -> Any:
     return aval.update(weak_type=False)
 
 
+def coordination_client() -> Any:
+    """Returns the client of the job's coordination service, or None in a job of one process."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def process_of_job() -> tuple[int, int]:
+    """Returns this process's number and how many there are, without starting JAX's clients."""
+    from jax._src import distributed
+
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
 def backends_are_initialized() -> bool:
     """Tells whether JAX has made its clients, after which devices are fixed."""
     from jax._src import xla_bridge
@@ -99,6 +113,19 @@ def manual_axes(ctx: mlir.LoweringRuleContext) -> tuple[frozenset[str], frozense
     if type(axis_context).__name__ != "SPMDAxisContext":
         return None
     return frozenset(axis_context.manual_axes), frozenset(axis_context.mesh.axis_names)
+
+
+def mesh_devices(ctx: mlir.LoweringRuleContext) -> list[jax.Device] | None:
+    """Returns the device behind each logical id, or None where only the mesh's shape is known."""
+    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+    return list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else None
+
+
+def lower_for_devices(primitives: Sequence[Primitive]) -> None:
+    """Has programs with these primitives lowered anew for each list of devices."""
+    from jax._src import dispatch
+
+    dispatch.prim_requires_devices_during_lowering.update(primitives)
 
 
 def untyped(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContext:
@@ -265,6 +292,8 @@ def custom_call(target: str, **arguments: Any) -> Any:
 PRIVATE_NAMES = {
     "jax._src.config": ("_check_vma", "auto_pcast"),
     "jax._src.core": ("get_axis_env", "NamedAxisEffect"),
+    "jax._src.distributed": ("global_state",),
+    "jax._src.dispatch": ("prim_requires_devices_during_lowering",),
     "jax._src.interpreters.mlir": (
         *("_lowerings", "_platform_specific_lowerings", "custom_call"),
         *("LoweringParameters.for_export", "LoweringRuleContext.jaxpr_eqn_ctx"),

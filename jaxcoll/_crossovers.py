@@ -35,6 +35,11 @@ def lax_from_bytes(op: str, ranks: int) -> int | None:
     return next((by_ranks[r] for r in sorted(by_ranks) if r > ranks), _DEFAULTS.get(op))
 
 
+def fingerprint() -> str:
+    """Returns what two processes must share to decide alike."""
+    return json.dumps(_measured(), sort_keys=True)
+
+
 def path() -> Path:
     """Returns the file: `JAXCOLL_CROSSOVERS`, or one in the user's cache folder.
 

@@ -18,7 +18,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 import jaxcoll._predicates  # noqa: F401  (watches the branches that collectives stand in)
-from jaxcoll import _compat, _native
+from jaxcoll import _compat, _engine, _native
 from jaxcoll._config import accelerates_lax, refuse_after_fork, resolve_backend
 from jaxcoll._lowering import (
     MARK,
@@ -207,6 +207,7 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
     # Equal equations are lowered once and inlined unless that is switched off; then they would
     # share one position in the module and one source line.
     mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+    _engine.depends_on_places(primitive)
 
 
 def _empty(ctx: Context, x: ir.Value) -> ir.Value:

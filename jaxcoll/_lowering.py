@@ -21,7 +21,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from jaxcoll import _compat, _crossovers, _decisions, _native, _processes
+from jaxcoll import _compat, _crossovers, _decisions, _engine, _native, _processes
 from jaxcoll._config import logger, watch_forks
 from jaxcoll._errors import NativeUnavailableError
 from jaxcoll._types import Backend
@@ -94,7 +94,7 @@ def lower(
     if tuple(ctx.module_context.platforms) == ("cpu",):
         _warn_about_threads()
     groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
-    reason = _lax_reason(ctx, request.backend) or _group_reason(groups)
+    reason = _lax_reason(ctx, request.backend) or _group_reason(groups) or _place_reason(ctx, groups)
     call: Call | None = None
     if reason is None and groups is not None:
         made = make_call(groups)
@@ -151,11 +151,8 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
     manual = _compat.manual_axes(ctx)
     if manual is not None and (left := manual[1] - manual[0]):
         return f"shard_map leaves the mesh axes {sorted(left)} to the compiler"
-    if jax.process_count() > 1:  # this also starts JAX's clients, which registration below needs
-        return "the job has several processes"
-    if reason := _native.unavailable_reason():
-        return reason
-    return None
+    jax.process_count()  # starts JAX's clients, which registration needs
+    return _native.unavailable_reason() or _engine.problem()
 
 
 @ft.cache
@@ -179,6 +176,29 @@ def _group_reason(groups: Groups | None) -> str | None:
     if max(sizes) > _MAX_GROUP:
         return f"a group has {max(sizes)} members, more than {_MAX_GROUP}"
     return None
+
+
+def _place_reason(ctx: Context, groups: Groups | None) -> str | None:
+    """Says why groups that are in several processes have no native path, or None."""
+    if groups is None or jax.process_count() == 1:
+        return None
+    devices = _compat.mesh_devices(ctx)
+    if devices is None:
+        return "the mesh has no devices (AbstractMesh), and the job has several processes"
+    for group in groups:
+        if reason := _engine.group_problem([devices[member].process_index for member in group]):
+            return reason
+    return None
+
+
+def _placement(ctx: Context, groups: Groups) -> dict[str, Sequence[int]]:
+    """Returns the attributes that tell the engine where members are; empty in one process."""
+    devices = _compat.mesh_devices(ctx) if jax.process_count() > 1 else None
+    members = [] if devices is None else [devices[m] for group in groups for m in group]
+    return {
+        "processes": [device.process_index for device in members],
+        "devices": [device.id for device in members],
+    }
 
 
 def lax_is_faster(request: Request, size: int, groups: Groups) -> str | None:
@@ -215,6 +235,7 @@ def _emit(
         "site": site,
         "groups": [member for group in groups for member in group],
         "group_size": len(groups[0]),
+        **_placement(ctx, groups),
         **call.attributes,
     }
     layouts = [tuple(reversed(range(ir.RankedTensorType(o.type).rank))) for o in operands]

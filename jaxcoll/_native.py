@@ -75,6 +75,11 @@ def missing_reason() -> str | None:
     return _load()[1]
 
 
+def core() -> ModuleType | None:
+    """Returns the extension, or None where there is none that works."""
+    return _load()[0]
+
+
 def kernel_sets() -> list[str]:
     """Returns the instruction sets with kernels for this processor; the last one is in use."""
     core, _ = _load()

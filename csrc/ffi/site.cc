@@ -1,11 +1,12 @@
 #include "ffi/site.h"
 
-#include <cstddef>      // std::size_t
+#include <cstddef>      // std::ptrdiff_t, std::size_t
 #include <string>       // std::string, std::to_string
 #include <string_view>  // std::string_view
 
 #include "ffi/handlers.h"
 #include "ffi/outcome.h"
+#include "host/job.h"
 #include "host/recorder.h"
 #include "host/watchdog.h"
 #include "xla/ffi/api/c_api.h"
@@ -77,6 +78,33 @@ ReduceFn AttributeReader::Reduce(DType dtype, ReduceOp op) {
   return reduce;
 }
 
+namespace {
+
+// Attributes "processes" and "devices", one for each id of "groups", or empty in a job of one
+// process.
+Placement ReadPlacement(AttributeReader& reader, std::size_t group_size, std::size_t num_ids) {
+  const std::vector<std::int64_t> processes = reader.Ints("processes");
+  const std::vector<std::int64_t> devices = reader.Ints("devices");
+  Placement placement;
+  if (!reader.ok() || processes.empty()) {
+    return placement;
+  }
+  if (processes.size() != num_ids || devices.size() != num_ids) {
+    reader.Problem("processes, devices: expected one for each id of groups");
+    return placement;
+  }
+  placement.job = &Job::Get();
+  for (std::size_t i = 0; i < num_ids; i += group_size) {
+    const auto first = static_cast<std::ptrdiff_t>(i);
+    const auto end = static_cast<std::ptrdiff_t>(i + group_size);
+    placement.processes.emplace_back(processes.begin() + first, processes.begin() + end);
+    placement.devices.emplace_back(devices.begin() + first, devices.begin() + end);
+  }
+  return placement;
+}
+
+}  // namespace
+
 Instantiated MakeSite(AttributeReader& reader, std::unique_ptr<const Work> work) {
   const std::vector<std::int64_t> ids = reader.Ints("groups");
   const std::size_t group_size = reader.Size("group_size");
@@ -95,11 +123,17 @@ Instantiated MakeSite(AttributeReader& reader, std::unique_ptr<const Work> work)
     }
     groups.back().push_back(ids[i]);
   }
+  const Placement placement = ReadPlacement(reader, group_size, ids.size());
+  if (reader.ok()) {
+    if (const std::string problem = CallSite::Problem(placement); !problem.empty()) {
+      reader.Problem(problem);
+    }
+  }
   if (!reader.ok() || work == nullptr) {
     return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcoll: " + reader.problem()));
   }
-  return std::make_unique<SiteState>(
-      new CallSite(static_cast<std::uint64_t>(site_id), std::move(groups), std::move(work)));
+  return std::make_unique<SiteState>(new CallSite(
+      static_cast<std::uint64_t>(site_id), std::move(groups), std::move(work), placement));
 }
 
 namespace {
@@ -108,6 +142,7 @@ namespace {
 Outcome Refuse(const CallSite& site, std::int64_t run, const std::string& message) {
   auto cause = std::make_shared<const Status>(Internal(SiteText(site.id()) + ": " + message));
   Outcome outcome{.error = ToError(*cause)};
+  site.FailJob(*cause);
   Watchdog::Get().FailRun(run, std::move(cause));
   return outcome;
 }

@@ -66,7 +66,8 @@ class AttributeReader {
   std::string problem_;
 };
 
-/// The call site for `work`, of the attributes "site", "groups" and "group_size".
+/// The call site for `work`, of the attributes "site", "groups", "group_size", "processes" and
+/// "devices".
 Instantiated MakeSite(AttributeReader& reader, std::unique_ptr<const Work> work);
 
 /// Runs an op's `make` (AttributeReader& -> std::unique_ptr<const Work>; may return null after a

@@ -46,6 +46,38 @@ std::size_t CountMembers(const std::vector<std::vector<std::int64_t>>& groups) {
   return static_cast<std::size_t>(last + 1);
 }
 
+std::vector<std::size_t> SeatsOf(const Session& session,
+                                 const std::vector<std::int64_t>& processes) {
+  std::vector<std::size_t> seats;
+  seats.reserve(processes.size());
+  for (const std::int64_t process : processes) {
+    seats.push_back(static_cast<std::size_t>(session.SeatOf(process)));
+  }
+  return seats;
+}
+
+// Null where all members are in this process.
+std::unique_ptr<Membership> MakeMembership(const Placement& placement, std::size_t group) {
+  if (placement.job == nullptr) {
+    return nullptr;
+  }
+  const std::shared_ptr<Session> session = placement.job->session();
+  return std::make_unique<Membership>(SeatsOf(*session, placement.processes[group]),
+                                      session->seat());
+}
+
+// FNV-1a over the devices in rank order.
+std::uint64_t GroupId(const std::vector<std::int64_t>& devices) {
+  std::uint64_t hash = 0xcbf2'9ce4'8422'2325;
+  for (const std::int64_t device : devices) {
+    for (int byte = 0; byte < 8; ++byte) {
+      hash ^= static_cast<std::uint64_t>(device) >> (8 * byte) & 0xff;
+      hash *= 0x100'0000'01b3;
+    }
+  }
+  return hash;
+}
+
 std::string Seconds(std::int64_t ns) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(ns) * 1e-9);
@@ -78,27 +110,77 @@ std::string SiteText(std::uint64_t id) {
 }
 
 CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
-                   std::unique_ptr<const Work> work)
+                   std::unique_ptr<const Work> work, const Placement& placement)
     : id_(id),
       groups_(std::move(groups)),
       work_(std::move(work)),
       pace_(&NextPace()),
       members_(CountMembers(groups_)) {
+  std::size_t num_members = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
+    memberships_.push_back(MakeMembership(placement, g));
+    const Membership* const membership = memberships_.back().get();
+    const std::size_t num_here =
+        membership == nullptr ? groups_[g].size() : membership->my_ranks().size();
+    if (num_here == 0) {
+      meetings_.push_back(nullptr);
+      continue;
+    }
     for (std::size_t r = 0; r < groups_[g].size(); ++r) {
+      if (membership != nullptr && !membership->is_mine(r)) {
+        continue;
+      }
       Member& member = members_[static_cast<std::size_t>(groups_[g][r])];
       member.group = g;
-      member.rank = r;
+      member.rank = membership == nullptr ? r : membership->position(r);
       member.known = true;
     }
-    meetings_.push_back(std::make_unique<Meeting>(*this, groups_[g].size()));
+    num_members += num_here;
+    std::unique_ptr<Exchange> exchange;
+    if (membership != nullptr && membership->num_processes() > 1) {
+      const std::shared_ptr<Session> session = placement.job->session();
+      const CallNames& names = *this;
+      exchange = std::make_unique<Exchange>(
+          *placement.job, *session, GroupId(placement.devices[g]), id_, *membership,
+          work_->MakeRoute(*membership, session->segment().shape().window_bytes), names);
+    }
+    meetings_.push_back(std::make_unique<Meeting>(*this, num_here, std::move(exchange)));
   }
   // One in reserve for each device, so that every waiting program can find a thread at once.
-  Runners::Get().Reserve(members_.size() + 1);
+  Runners::Get().Reserve(num_members + 1);
   Watchdog::Get().Add(*this);
 }
 
+std::string CallSite::Problem(const Placement& placement) {
+  if (placement.job == nullptr) {
+    return "";
+  }
+  const std::shared_ptr<Session> session = placement.job->session();
+  if (session == nullptr) {
+    return "this process shares no memory with others (jaxcoll.initialize() was not called)";
+  }
+  for (std::size_t g = 0; g < placement.processes.size(); ++g) {
+    for (const std::int64_t process : placement.processes[g]) {
+      if (session->SeatOf(process) < 0) {
+        return "process " + std::to_string(process) + " is not on this host";
+      }
+    }
+    const Membership members(SeatsOf(*session, placement.processes[g]), session->seat());
+    if (members.num_processes() > 1 &&
+        MinWindowBytes(members) > session->segment().shape().window_bytes) {
+      return "a group of " + std::to_string(members.num_ranks()) + " ranks, " +
+             std::to_string(members.most_ranks()) + " in one process, needs more shared memory: " +
+             "set JAXCOLL_SEGMENT_BYTES";
+    }
+  }
+  return "";
+}
+
 CallSite::~CallSite() = default;
+
+std::string CallSite::Text() const { return SiteText(id_); }
+
+std::int64_t CallSite::timeout_ns() const { return Watchdog::Get().timeout_ns(); }
 
 void CallSite::Unref() {
   if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
@@ -136,18 +218,31 @@ Arrival CallSite::Arrive(const Visit& visit, WaiterFactory& factory) {
       visit.meeting->Arrive(visit.key, visit.rank, visit.now_ns, *visit.entry, factory);
   if (arrival.answer == Answer::kFailed) {
     Watchdog::Get().FailRun(visit.key.run, arrival.failure);
+    visit.meeting->FailJob(*arrival.failure);
   }
   return arrival;
+}
+
+void CallSite::FailJob(const Status& cause) const {
+  for (const auto& meeting : meetings_) {
+    if (meeting != nullptr) {
+      meeting->FailJob(cause);
+    }
+  }
 }
 
 void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
   Meeting::OpenCall call;
   for (std::size_t group = 0; group < meetings_.size(); ++group) {
-    Meeting& meeting = *meetings_[group];
-    if (!meeting.IsOpen(call)) {
+    if (meetings_[group] == nullptr || !meetings_[group]->IsOpen(call)) {
       continue;
     }
+    Meeting& meeting = *meetings_[group];
     if (auto cause = Watchdog::Get().FailureOf(call.key.run); cause != nullptr) {
+      meeting.Fail(call.key, cause);
+      continue;
+    }
+    if (auto cause = meeting.JobFailure(); cause != nullptr) {
       meeting.Fail(call.key, cause);
       continue;
     }
@@ -163,17 +258,22 @@ std::string CallSite::Describe(std::size_t group, const Meeting::OpenCall& call,
                                std::int64_t waited_ns, std::int64_t timeout_ns) const {
   std::string came;
   std::string missing;
-  for (std::size_t r = 0; r < groups_[group].size(); ++r) {
+  const Membership* const membership = memberships_[group].get();
+  const std::size_t num_here = call.arrived.size();
+  for (std::size_t i = 0; i < num_here; ++i) {
+    const std::size_t r = membership == nullptr ? i : membership->my_ranks()[i];
     const Member& member = members_[static_cast<std::size_t>(groups_[group][r])];
     const std::int64_t device = member.device.load(std::memory_order_relaxed);
-    std::string& list = call.arrived[r] ? came : missing;
+    std::string& list = call.arrived[i] ? came : missing;
     list += (list.empty() ? "" : ", ") + std::to_string(r);
     list += device >= 0 ? " (device " + std::to_string(device) + ")"
                         : " (partition " + std::to_string(groups_[group][r]) + ")";
   }
   return SiteText(id_) + ": waited " + Seconds(waited_ns) + " (the limit is " +
          Seconds(timeout_ns) + ") for rank " + missing + " of " +
-         std::to_string(groups_[group].size()) + "; arrived: rank " + came + "; run " +
+         std::to_string(groups_[group].size()) +
+         (num_here < groups_[group].size() ? ", in this process" : "") + "; arrived: rank " + came +
+         "; run " +
          std::to_string(call.key.run) + ", execution " + std::to_string(call.key.iteration + 1) +
          " of this call in it";
 }

@@ -15,18 +15,34 @@
 #include <vector>       // std::vector
 
 #include "core/status.h"
+#include "host/exchange.h"
+#include "host/job.h"
 #include "host/meeting.h"
+#include "host/route.h"
 #include "host/runners.h"
 #include "host/work.h"
 
 namespace jaxcoll {
 
-class CallSite {
+/// Where the members of a site's groups are, in a job of several processes.
+struct Placement {
+  Job* job = nullptr;  ///< null: all are in this process
+  /// By group and rank, as `groups` of the site.
+  std::vector<std::vector<std::int64_t>> processes;
+  std::vector<std::vector<std::int64_t>> devices;
+};
+
+class CallSite final : private CallNames {
  public:
   /// `id` is the site id of the lowered program. `groups` holds the logical ids of each group's
-  /// members in rank order; every group has the same number, at most kMaxRanks.
+  /// members in rank order; every group has the same number, at most kMaxRanks. The members of
+  /// `placement` fit into the job's session (see Problem).
   CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
-           std::unique_ptr<const Work> work);
+           std::unique_ptr<const Work> work, const Placement& placement = {});
+
+  /// Says why groups so placed can't communicate in this process, or nothing.
+  static std::string Problem(const Placement& placement);
+
   CallSite(const CallSite&) = delete;
   CallSite& operator=(const CallSite&) = delete;
 
@@ -56,6 +72,9 @@ class CallSite {
   /// Arrives with the pointers that were set on visit.meeting. See Meeting::Arrive.
   Arrival Arrive(const Visit& visit, WaiterFactory& factory);
 
+  /// Fails the job, where a group of this site has members in other processes.
+  void FailJob(const Status& cause) const;
+
   /// Fails every open meeting whose deadline is over (timeout_ns < 0: none) or whose run is known
   /// to have failed. Called by the watchdog.
   void Check(std::int64_t now_ns, std::int64_t timeout_ns);
@@ -63,14 +82,17 @@ class CallSite {
  private:
   struct Member {
     std::size_t group = 0;
-    std::size_t rank = 0;
+    std::size_t rank = 0;      // among those of the group in this process
     std::atomic<std::int64_t> device{-1};  // -1: has not been here
     std::int64_t run = 0;
     std::int64_t iteration = -1;
-    bool known = false;  // false: this logical id is in no group
+    bool known = false;  // false: this logical id is in no group of this process
   };
 
   ~CallSite();
+
+  [[nodiscard]] std::string Text() const override;
+  [[nodiscard]] std::int64_t timeout_ns() const override;
 
   std::string Describe(std::size_t group, const Meeting::OpenCall& call, std::int64_t waited_ns,
                        std::int64_t timeout_ns) const;
@@ -79,8 +101,9 @@ class CallSite {
   const std::vector<std::vector<std::int64_t>> groups_;
   const std::unique_ptr<const Work> work_;
   Pace* const pace_;
-  std::vector<Member> members_;                     // by logical id
-  std::vector<std::unique_ptr<Meeting>> meetings_;  // by group
+  std::vector<Member> members_;                            // by logical id
+  std::vector<std::unique_ptr<Membership>> memberships_;   // by group; null: all are here
+  std::vector<std::unique_ptr<Meeting>> meetings_;         // by group; null: none is here
   std::atomic<int> references_{1};
 };
 

@@ -5,7 +5,7 @@
 #include <cstring>    // std::memcpy, std::memset
 #include <utility>    // std::move
 
-#include "kernels/copy.h"
+#include "host/copy_route.h"
 
 namespace jaxcoll {
 namespace {
@@ -58,6 +58,21 @@ CopyFn StreamCopyFor(std::size_t bytes_moved) {
 
 }  // namespace
 
+void CopyBlock(const Slabs::Piece& piece, std::size_t columns, const std::byte* from,
+               const BlockSide& from_side, std::byte* to, const BlockSide& to_side,
+               CopyFn stream_copy) {
+  // A run within one row has constant steps.
+  for (std::size_t at = piece.row; at < piece.row + piece.num_rows;) {
+    const std::size_t i = at / columns;
+    const std::size_t j = at % columns;
+    const std::size_t count = std::min(columns - j, piece.row + piece.num_rows - at);
+    CopyRows(to + i * to_side.row + j * to_side.column, to_side.column,
+             from + i * from_side.row + j * from_side.column, from_side.column, count, piece.length,
+             stream_copy);
+    at += count;
+  }
+}
+
 ExchangeWork::ExchangeWork(const ExchangeLayout& layout, std::size_t operand_bytes,
                            std::size_t result_bytes)
     : layout_(layout),
@@ -81,17 +96,14 @@ void ExchangeWork::Run(std::size_t chunk, const Buffers& buffers) const {
                                 target * layout_.from_block + piece.begin;
   std::byte* const to =
       static_cast<std::byte*>(buffers.results[target]) + source * layout_.to_block + piece.begin;
-  const CopyFn stream_copy = StreamCopyFor(bytes_moved(buffers.num_ranks));
-  // The piece counts rows and columns as one; a run within one row has constant steps.
-  for (std::size_t at = piece.row; at < piece.row + piece.num_rows;) {
-    const std::size_t i = at / layout_.columns;
-    const std::size_t j = at % layout_.columns;
-    const std::size_t count = std::min(layout_.columns - j, piece.row + piece.num_rows - at);
-    CopyRows(to + i * layout_.to_row + j * layout_.to_column, layout_.to_column,
-             from + i * layout_.from_row + j * layout_.from_column, layout_.from_column, count,
-             piece.length, stream_copy);
-    at += count;
-  }
+  CopyBlock(piece, layout_.columns, from, {.row = layout_.from_row, .column = layout_.from_column},
+            to, {.row = layout_.to_row, .column = layout_.to_column},
+            StreamCopyFor(bytes_moved(buffers.num_ranks)));
+}
+
+std::unique_ptr<const Route> ExchangeWork::MakeRoute(const Membership& members,
+                                                     std::size_t window_bytes) const {
+  return std::make_unique<ExchangeRoute>(layout_, members, window_bytes);
 }
 
 PermuteWork::PermuteWork(std::vector<std::size_t> source_of, std::size_t bytes)
@@ -117,6 +129,11 @@ void PermuteWork::Run(std::size_t chunk, const Buffers& buffers) const {
   if (from != to) {
     CopyRows(to, 0, from, 0, 1, piece.length, StreamCopyFor(bytes_moved(buffers.num_ranks)));
   }
+}
+
+std::unique_ptr<const Route> PermuteWork::MakeRoute(const Membership& members,
+                                                    std::size_t window_bytes) const {
+  return std::make_unique<PermuteRoute>(source_of_, bytes_, members, window_bytes);
 }
 
 }  // namespace jaxcoll

@@ -1,11 +1,13 @@
 // host/copy_work.h: all_gather, all_to_all, ppermute and broadcast.
 #pragma once
 
-#include <cstddef>  // std::size_t
+#include <cstddef>  // std::byte, std::size_t
+#include <memory>   // std::unique_ptr
 #include <vector>   // std::vector
 
 #include "host/slabs.h"
 #include "host/work.h"
+#include "kernels/copy.h"
 
 namespace jaxcoll {
 
@@ -23,6 +25,17 @@ struct ExchangeLayout {
   std::size_t to_block, to_row, to_column;
 };
 
+/// Steps of one side of a block, in bytes.
+struct BlockSide {
+  std::size_t row, column;
+};
+
+/// Copies a piece of a block, whose rows of `columns` columns the piece counts as one.
+/// `stream_copy` may be null.
+void CopyBlock(const Slabs::Piece& piece, std::size_t columns, const std::byte* from,
+               const BlockSide& from_side, std::byte* to, const BlockSide& to_side,
+               CopyFn stream_copy);
+
 class ExchangeWork final : public Work {
  public:
   ExchangeWork(const ExchangeLayout& layout, std::size_t operand_bytes, std::size_t result_bytes);
@@ -34,6 +47,8 @@ class ExchangeWork final : public Work {
   [[nodiscard]] std::size_t num_chunks(std::size_t num_ranks) const override;
   [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
   void Run(std::size_t chunk, const Buffers& buffers) const override;
+  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
+                                                       std::size_t window_bytes) const override;
 
  private:
   ExchangeLayout layout_;
@@ -57,6 +72,8 @@ class PermuteWork final : public Work {
   [[nodiscard]] std::size_t num_chunks(std::size_t num_ranks) const override;
   [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
   void Run(std::size_t chunk, const Buffers& buffers) const override;
+  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
+                                                       std::size_t window_bytes) const override;
 
  private:
   std::vector<std::size_t> source_of_;

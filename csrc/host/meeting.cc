@@ -6,6 +6,7 @@
 
 #include "core/clock.h"
 #include "host/call_site.h"
+#include "host/exchange.h"
 #include "host/watchdog.h"
 
 namespace jaxcoll {
@@ -28,10 +29,12 @@ std::size_t CountHelpers(const Work& work, std::size_t num_ranks, std::size_t nu
 
 }  // namespace
 
-Meeting::Meeting(CallSite& site, std::size_t num_ranks)
+Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange> exchange)
     : site_(site),
       num_ranks_(num_ranks),
-      num_chunks_(site.work().num_chunks(num_ranks)),
+      exchange_(std::move(exchange)),
+      continuation_(*this),
+      num_chunks_(exchange_ != nullptr ? 0 : site.work().num_chunks(num_ranks)),
       num_helpers_(CountHelpers(site.work(), num_ranks, num_chunks_)),
       operands_(site.work().num_operands() * num_ranks),
       results_(site.work().num_results() * num_ranks),
@@ -51,6 +54,9 @@ Meeting::~Meeting() = default;
 Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
                         Recorder::Entry& entry, WaiterFactory& factory) {
   if (auto failure = Watchdog::Get().FailureOf(key.run); failure != nullptr) {
+    return {Answer::kFailed, std::move(failure)};
+  }
+  if (auto failure = JobFailure(); failure != nullptr) {
     return {Answer::kFailed, std::move(failure)};
   }
   Rank& me = ranks_[rank];
@@ -97,6 +103,9 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     num_done_before = num_done_;
   }
 
+  if (exchange_ != nullptr) {
+    return BeginExchange(me, entry, factory);
+  }
   // This is the last rank: everything below is its own until Finish or until chunks are handed out.
   if (num_helpers_ == 0) {
     const Buffers buffers{operands_.data(), results_.data(), num_ranks_};
@@ -129,6 +138,49 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   me.resumption.waiter = factory.Make();
   me.waits = true;
   return {Answer::kWaits, nullptr};
+}
+
+Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& factory) {
+  switch (exchange_->Begin({operands_.data(), results_.data(), num_ranks_})) {
+    case Exchange::Progress::kDone:
+      entry.Set(Moment::kResumed, Finish());
+      return {Answer::kReady, nullptr};
+    case Exchange::Progress::kFailed: {
+      std::shared_ptr<const Status> failure = exchange_->JobFailure();
+      Finish(failure);
+      return {Answer::kFailed, std::move(failure)};
+    }
+    case Exchange::Progress::kWaits:
+      break;
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    me.resumption.waiter = factory.Make();
+    me.waits = true;
+  }
+  site_.Ref();
+  TaskList tasks;
+  tasks.Append(continuation_);
+  Runners::Get().Help(tasks);
+  return {Answer::kWaits, nullptr};
+}
+
+void Meeting::Continuation::Run() {
+  Meeting& meeting = meeting_;
+  CallSite& site = meeting.site_;
+  const bool is_done = meeting.exchange_->Finish() == Exchange::Progress::kDone;
+  meeting.Finish(is_done ? nullptr : meeting.exchange_->JobFailure());
+  site.Unref();
+}
+
+std::shared_ptr<const Status> Meeting::JobFailure() const {
+  return exchange_ == nullptr ? nullptr : exchange_->JobFailure();
+}
+
+void Meeting::FailJob(const Status& cause) const {
+  if (exchange_ != nullptr) {
+    exchange_->FailJob(cause);
+  }
 }
 
 bool Meeting::Open(const Key& key, std::int64_t now_ns) {
@@ -169,12 +221,16 @@ bool Meeting::RunChunks() {
   }
 }
 
-std::int64_t Meeting::Finish() {
+std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
   const std::int64_t now_ns = NowNs();
   TaskList resumptions;
+  if (failure != nullptr) {  // before any rank learns of it, see Fail
+    Watchdog::Get().FailRun(key_.run, failure);
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    state_ = State::kDone;
+    state_ = failure == nullptr ? State::kDone : State::kFailed;
+    failure_ = std::move(failure);
     ++num_done_;
     for (Rank& rank : ranks_) {
       rank.resumption.entry->Set(Moment::kOpened, opened_ns_);
@@ -208,6 +264,7 @@ bool Meeting::Fail(const Key& key, const std::shared_ptr<const Status>& failure)
   }
   // Before any rank learns of it: the next run may begin, and a late rank of this one must be told.
   Watchdog::Get().FailRun(key.run, failure);
+  FailJob(*failure);
   FailOpenCall(failure);
   return true;
 }

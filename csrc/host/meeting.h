@@ -9,6 +9,9 @@
 // moves, every rank waits for the movers, because buffers are read and written in place. A rank
 // that arrives at a failed meeting gets its error, and no buffer is touched.
 //
+// Where ranks of other processes take part, the last rank of this one begins the exchange with them
+// instead, which can fail as well; a runner goes on with it where it does not end at once.
+//
 // A meeting serves one call after the other. It is opened anew by the first rank that comes after a
 // call is done or failed, while other ranks, helpers and the last rank itself may still be on their
 // way out: none of them looks at more than its own Rank, the chunk counters and the count of calls.
@@ -17,7 +20,7 @@
 #include <atomic>   // std::atomic
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t, std::uint64_t
-#include <memory>   // std::shared_ptr
+#include <memory>   // std::shared_ptr, std::unique_ptr
 #include <mutex>    // std::mutex
 #include <vector>   // std::vector
 
@@ -65,11 +68,13 @@ struct Arrival {
 };
 
 class CallSite;
+class Exchange;
 
 class Meeting {
  public:
-  /// `site` outlives the meeting. All memory is allocated here.
-  Meeting(CallSite& site, std::size_t num_ranks);
+  /// For the `num_ranks` ranks of this process; null `exchange`: there are no others. `site`
+  /// outlives the meeting. All memory is allocated here.
+  Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange> exchange);
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
   ~Meeting();
@@ -98,6 +103,11 @@ class Meeting {
   /// Returns false where it is no longer open.
   bool Fail(const Key& key, const std::shared_ptr<const Status>& failure);
 
+  /// Why the other processes fail this meeting's next call, or null.
+  [[nodiscard]] std::shared_ptr<const Status> JobFailure() const;
+  /// Fails the job, where other processes take part.
+  void FailJob(const Status& cause) const;
+
  private:
   enum class State { kDone, kOpen, kMoving, kFailed };
 
@@ -120,6 +130,16 @@ class Meeting {
     std::atomic<bool> queued{false};
   };
 
+  /// Has a runner go on with the exchange.
+  class Continuation final : public Task {
+   public:
+    explicit Continuation(Meeting& meeting) : meeting_(meeting) {}
+    void Run() override;
+
+   private:
+    Meeting& meeting_;
+  };
+
   struct Rank {
     std::vector<const void*> operands;
     std::vector<void*> results;
@@ -132,14 +152,19 @@ class Meeting {
   /// whose run has failed gives way: it only waits for the watchdog to tell its ranks.
   bool Open(const Key& key, std::int64_t now_ns);
   void FailOpenCall(std::shared_ptr<const Status> failure);  // requires mutex_
+  /// The last rank's part where other processes take part.
+  Arrival BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& factory);
   /// Runs chunks until none is left to begin; true for the thread that finished the last one.
   bool RunChunks();
-  /// Data is in place: closes the call and has all ranks resumed that wait. Returns the time.
-  std::int64_t Finish();
+  /// Data is in place, or `failure` is not null: closes the call and has all ranks resumed that
+  /// wait. Returns the time.
+  std::int64_t Finish(std::shared_ptr<const Status> failure = nullptr);
   void Collect(TaskList& resumptions);  // of the ranks that wait; requires mutex_
 
   CallSite& site_;
   const std::size_t num_ranks_;
+  const std::unique_ptr<Exchange> exchange_;
+  Continuation continuation_;
   const std::size_t num_chunks_;
   const std::size_t num_helpers_;
   std::vector<const void*> operands_;

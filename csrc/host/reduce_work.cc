@@ -66,6 +66,11 @@ void AllReduceWork::Run(std::size_t chunk, const Buffers& buffers) const {
   }
 }
 
+std::unique_ptr<const Route> AllReduceWork::MakeRoute(const Membership& members,
+                                                      std::size_t window_bytes) const {
+  return MakeAllReduceRoute(leaves_, members, window_bytes);
+}
+
 ReduceScatterWork::ReduceScatterWork(DType dtype, ReduceFn reduce, std::size_t outer,
                                      std::size_t num_ranks, std::size_t inner)
     : reduce_(reduce),
@@ -104,6 +109,12 @@ void ReduceScatterWork::Run(std::size_t chunk, const Buffers& buffers) const {
                (row * inner_ + piece.begin) * element_bytes_;
     reduce_(sources.data(), num_ranks_, &to, 1, piece.length);
   }
+}
+
+std::unique_ptr<const Route> ReduceScatterWork::MakeRoute(const Membership& members,
+                                                          std::size_t window_bytes) const {
+  return std::make_unique<ReduceScatterRoute>(element_bytes_, reduce_, outer_, inner_, members,
+                                              window_bytes);
 }
 
 }  // namespace jaxcoll

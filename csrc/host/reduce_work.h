@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>  // std::size_t
+#include <memory>   // std::unique_ptr
 #include <vector>   // std::vector
 
 #include "core/types.h"
+#include "host/reduce_route.h"
 #include "host/slabs.h"
 #include "host/work.h"
 #include "kernels/reduce.h"
@@ -17,11 +19,7 @@ namespace jaxcoll {
 /// block is in cache. Bytes moved: num_ranks * (read S + write S) for leaves of S bytes in all.
 class AllReduceWork final : public Work {
  public:
-  struct Leaf {
-    DType dtype;
-    std::size_t count;
-    ReduceFn reduce;  // not null
-  };
+  using Leaf = ReducedLeaf;
 
   explicit AllReduceWork(std::vector<Leaf> leaves);
 
@@ -32,6 +30,8 @@ class AllReduceWork final : public Work {
   [[nodiscard]] std::size_t num_chunks(std::size_t num_ranks) const override;
   [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
   void Run(std::size_t chunk, const Buffers& buffers) const override;
+  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
+                                                       std::size_t window_bytes) const override;
 
  private:
   struct Piece {
@@ -60,6 +60,8 @@ class ReduceScatterWork final : public Work {
   [[nodiscard]] std::size_t num_chunks(std::size_t num_ranks) const override;
   [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
   void Run(std::size_t chunk, const Buffers& buffers) const override;
+  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
+                                                       std::size_t window_bytes) const override;
 
  private:
   ReduceFn reduce_;

@@ -28,6 +28,9 @@ class Watchdog {
 
   /// How long a rank may wait for the others; < 0: for ever. Takes effect on waits in progress.
   void SetTimeout(std::int64_t timeout_ns);
+  [[nodiscard]] std::int64_t timeout_ns() const {
+    return timeout_ns_.load(std::memory_order_relaxed);
+  }
 
   /// Marks a run as failed; the first cause stays. Ranks that arrive later get the cause; the ranks
   /// that wait in the run's other meetings get it at the next look, which this asks for.

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstddef>  // std::size_t
+#include <memory>   // std::unique_ptr
 
 namespace jaxcoll {
+
+class Membership;
+class Route;
 
 /// All ranks' buffers of one meeting. Leaf-major: leaf i of rank r is at [i * num_ranks + r].
 struct Buffers {
@@ -33,6 +37,11 @@ class Work {
   /// Bytes read and written by all chunks together, for the choice of how many threads help.
   [[nodiscard]] virtual std::size_t bytes_moved(std::size_t num_ranks) const = 0;
   virtual void Run(std::size_t chunk, const Buffers& buffers) const = 0;
+
+  /// The same for a group whose ranks are in several processes. `members` outlives the route;
+  /// windows hold at least MinWindowBytes(members).
+  [[nodiscard]] virtual std::unique_ptr<const Route> MakeRoute(const Membership& members,
+                                                               std::size_t window_bytes) const = 0;
 };
 
 /// Upper bound on num_ranks of one group: sizes the pointer arrays that chunks keep on the stack.

@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxcoll import _compat
+from jaxcoll import _compat, _engine
 from jaxcoll._config import resolve_backend
 from jaxcoll._errors import one_of
 from jaxcoll._lax_rules import all_reduce_call
@@ -349,3 +349,4 @@ def _lower_to_lax(
 
 
 mlir.register_lowering(all_reduce_p, _lower, cacheable=False)
+_engine.depends_on_places(all_reduce_p)

@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxcoll import _compat
+from jaxcoll import _compat, _engine
 from jaxcoll._config import resolve_backend
 from jaxcoll._lowering import Call, Groups, Request, lax_is_faster, lower
 from jaxcoll._types import AxisName, Backend
@@ -174,3 +174,4 @@ def _lower_to_lax(
 
 
 mlir.register_lowering(broadcast_p, _lower, cacheable=False)
+_engine.depends_on_places(broadcast_p)

@@ -1,0 +1,145 @@
+#include "host/copy_route.h"
+
+#include <algorithm>  // std::max, std::min
+#include <cstring>    // std::memcpy, std::memset
+#include <utility>    // std::move
+
+namespace jaxcoll {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kMaxPieceBytes = std::size_t{128} * 1024;
+
+// At most what fits `count` times into `half_bytes`.
+std::size_t PieceBytes(std::size_t half_bytes, std::size_t count) {
+  return std::min(kMaxPieceBytes, half_bytes / count / kAlignment * kAlignment);
+}
+
+}  // namespace
+
+// ---- all_gather and all_to_all -------------------------------------------------------------------
+
+ExchangeRoute::ExchangeRoute(const ExchangeLayout& layout, const Membership& members,
+                             std::size_t window_bytes)
+    : layout_(layout),
+      members_(members),
+      one_for_all_(layout.from_block == 0),
+      half_bytes_(window_bytes / 2),
+      piece_bytes_(PieceBytes(
+          half_bytes_, members.most_ranks() * (one_for_all_ ? 1 : members.num_ranks()))),
+      slabs_(layout.rows * layout.columns, layout.bytes, piece_bytes_) {}
+
+std::size_t ExchangeRoute::num_rounds() const {
+  return std::max<std::size_t>(1, slabs_.num_pieces());
+}
+
+std::size_t ExchangeRoute::At(std::size_t round, std::size_t target, std::size_t position) const {
+  return (round % 2) * half_bytes_ +
+         ((one_for_all_ ? 0 : target) * members_.most_ranks() + position) * piece_bytes_;
+}
+
+void ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
+                        std::byte* const* windows) const {
+  if (round >= slabs_.num_pieces()) {
+    return;
+  }
+  const Slabs::Piece piece = slabs_.piece(round);
+  const BlockSide from{.row = layout_.from_row, .column = layout_.from_column};
+  const BlockSide to{.row = layout_.to_row, .column = layout_.to_column};
+  const BlockSide packed{.row = layout_.columns * piece.length, .column = piece.length};
+  const auto operand = [&](std::size_t j) {
+    return static_cast<const std::byte*>(local.operands[j]) + piece.begin;
+  };
+  // Packed pieces begin with their first row; blocks with the block's.
+  const std::size_t skipped = piece.row * piece.length;
+  if (phase == 0) {
+    bool left = false;
+    for (std::size_t target = 0; target < members_.num_ranks(); ++target) {
+      if (members_.is_mine(target) || (one_for_all_ && left)) {
+        continue;
+      }
+      left = true;
+      for (std::size_t j = 0; j < local.num_ranks; ++j) {
+        CopyBlock(piece, layout_.columns, operand(j) + target * layout_.from_block, from,
+                  windows[members_.mine()] + At(round, target, j) - skipped, packed, nullptr);
+      }
+    }
+    return;
+  }
+  for (const std::size_t target : members_.my_ranks()) {
+    std::byte* const result =
+        static_cast<std::byte*>(local.results[members_.position(target)]) + piece.begin;
+    for (std::size_t source = 0; source < members_.num_ranks(); ++source) {
+      const std::size_t j = members_.position(source);
+      if (members_.is_mine(source)) {
+        CopyBlock(piece, layout_.columns, operand(j) + target * layout_.from_block, from,
+                  result + source * layout_.to_block, to, nullptr);
+      } else {
+        CopyBlock(piece, layout_.columns,
+                  windows[members_.process_of(source)] + At(round, target, j) - skipped, packed,
+                  result + source * layout_.to_block, to, nullptr);
+      }
+    }
+  }
+}
+
+// ---- ppermute and broadcast ----------------------------------------------------------------------
+
+PermuteRoute::PermuteRoute(std::vector<std::size_t> source_of, std::size_t bytes,
+                           const Membership& members, std::size_t window_bytes)
+    : source_of_(std::move(source_of)),
+      members_(members),
+      is_wanted_(members.num_ranks()),
+      half_bytes_(window_bytes / 2),
+      piece_bytes_(PieceBytes(half_bytes_, members.most_ranks())),
+      slabs_(1, bytes, piece_bytes_) {
+  for (std::size_t target = 0; target < source_of_.size(); ++target) {
+    const std::size_t source = source_of_[target];
+    if (source != PermuteWork::kNone &&
+        members.process_of(source) != members.process_of(target)) {
+      is_wanted_[source] = true;
+    }
+  }
+}
+
+std::size_t PermuteRoute::num_rounds() const {
+  return std::max<std::size_t>(1, slabs_.num_pieces());
+}
+
+std::size_t PermuteRoute::At(std::size_t round, std::size_t position) const {
+  return (round % 2) * half_bytes_ + position * piece_bytes_;
+}
+
+void PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
+                       std::byte* const* windows) const {
+  if (round >= slabs_.num_pieces()) {
+    return;
+  }
+  const Slabs::Piece piece = slabs_.piece(round);
+  for (const std::size_t rank : members_.my_ranks()) {
+    const std::size_t j = members_.position(rank);
+    if (phase == 0) {
+      if (is_wanted_[rank]) {
+        std::memcpy(windows[members_.mine()] + At(round, j),
+                    static_cast<const std::byte*>(local.operands[j]) + piece.begin, piece.length);
+      }
+      continue;
+    }
+    std::byte* const to = static_cast<std::byte*>(local.results[j]) + piece.begin;
+    const std::size_t source = source_of_[rank];
+    if (source == PermuteWork::kNone) {
+      std::memset(to, 0, piece.length);
+      continue;
+    }
+    const std::size_t k = members_.position(source);
+    const std::byte* const from =
+        members_.is_mine(source)
+            ? static_cast<const std::byte*>(local.operands[k]) + piece.begin
+            : windows[members_.process_of(source)] + At(round, k);
+    if (from != to) {
+      std::memcpy(to, from, piece.length);
+    }
+  }
+}
+
+}  // namespace jaxcoll

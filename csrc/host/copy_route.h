@@ -1,0 +1,58 @@
+// host/copy_route.h: all_gather, all_to_all, ppermute and broadcast across processes.
+#pragma once
+
+#include <cstddef>  // std::byte, std::size_t
+#include <vector>   // std::vector
+
+#include "host/copy_work.h"
+#include "host/route.h"
+#include "host/slabs.h"
+#include "host/work.h"
+
+namespace jaxcoll {
+
+/// A round is one piece of every block, see ExchangeLayout. A block that is the same for all targets
+/// is left once.
+class ExchangeRoute final : public Route {
+ public:
+  ExchangeRoute(const ExchangeLayout& layout, const Membership& members, std::size_t window_bytes);
+
+  [[nodiscard]] std::size_t num_phases() const override { return 2; }
+  [[nodiscard]] std::size_t num_rounds() const override;
+  void Run(std::size_t phase, std::size_t round, const Buffers& local,
+           std::byte* const* windows) const override;
+
+ private:
+  [[nodiscard]] std::size_t At(std::size_t round, std::size_t target, std::size_t position) const;
+
+  ExchangeLayout layout_;
+  const Membership& members_;
+  bool one_for_all_;
+  std::size_t half_bytes_;
+  std::size_t piece_bytes_;
+  Slabs slabs_;  // of one block
+};
+
+/// A round is one piece of every operand that a rank of another process wants.
+class PermuteRoute final : public Route {
+ public:
+  PermuteRoute(std::vector<std::size_t> source_of, std::size_t bytes, const Membership& members,
+               std::size_t window_bytes);
+
+  [[nodiscard]] std::size_t num_phases() const override { return 2; }
+  [[nodiscard]] std::size_t num_rounds() const override;
+  void Run(std::size_t phase, std::size_t round, const Buffers& local,
+           std::byte* const* windows) const override;
+
+ private:
+  [[nodiscard]] std::size_t At(std::size_t round, std::size_t position) const;
+
+  std::vector<std::size_t> source_of_;
+  const Membership& members_;
+  std::vector<bool> is_wanted_;  // by rank: by another process
+  std::size_t half_bytes_;
+  std::size_t piece_bytes_;
+  Slabs slabs_;
+};
+
+}  // namespace jaxcoll

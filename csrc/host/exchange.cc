@@ -1,0 +1,394 @@
+#include "host/exchange.h"
+
+#include <linux/futex.h>  // FUTEX_WAIT
+#include <sched.h>        // sched_yield
+#include <sys/syscall.h>  // SYS_futex
+#include <unistd.h>       // syscall
+
+#include <algorithm>  // std::any_of
+#include <array>      // std::array
+#include <cstdio>     // std::snprintf
+#include <ctime>      // timespec
+#include <utility>    // std::move
+
+#include "core/clock.h"
+
+namespace jaxcoll {
+namespace {
+
+// Looks at the others before the core is offered to whoever wants it.
+constexpr int kBusyLooks = 200;
+constexpr int kCrowdedLooks = 5;
+// How long a handler may look for the others before its program waits in a future.
+constexpr std::int64_t kSpinNs = 200'000;
+// A sleeper looks after the others this often.
+constexpr std::int64_t kNapNs = 50'000'000;
+// Calls that all have stood for this long and don't match never will.
+constexpr std::int64_t kMismatchNs = 1'000'000'000;
+
+void Relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::uint64_t Mixed(std::uint64_t hash, std::uint64_t value) {
+  // splitmix64's finalizer: every bit of a name counts.
+  std::uint64_t z = (hash ^ value) + 0x9e37'79b9'7f4a'7c15;
+  z = (z ^ (z >> 30)) * 0xbf58'476d'1ce4'e5b9;
+  z = (z ^ (z >> 27)) * 0x94d0'49bb'1331'11eb;
+  return z ^ (z >> 31);
+}
+
+// Never 0, which means no call.
+std::uint64_t TagOf(const CallName& name) {
+  const std::uint64_t hash = Mixed(Mixed(Mixed(0, name.group), name.site), name.occurrence);
+  return std::max<std::uint64_t>(hash >> Lane::kProgressBits, 1);
+}
+
+CallName NameOf(const Lane& lane) {
+  return {.group = lane.group.load(std::memory_order_relaxed),
+          .site = lane.site.load(std::memory_order_relaxed),
+          .occurrence = lane.occurrence.load(std::memory_order_relaxed)};
+}
+
+std::string Seconds(std::int64_t ns) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(ns) * 1e-9);
+  return text.data();
+}
+
+}  // namespace
+
+Exchange::Exchange(Job& job, const Session& session, std::uint64_t group, std::uint64_t site,
+                   const Membership& members, std::unique_ptr<const Route> route,
+                   const CallNames& names)
+    : job_(job),
+      group_(group),
+      site_(site),
+      members_(members),
+      route_(std::move(route)),
+      names_(names),
+      steps_(route_->num_phases(), route_->num_rounds()),
+      window_bytes_(session.segment().shape().window_bytes),
+      windows_(members.num_processes()) {
+  for (std::size_t process = 0; process < members.num_processes(); ++process) {
+    if (process != members.mine()) {
+      peers_.push_back({.seat = members.seat(process)});
+    }
+  }
+  readers_.resize(peers_.size());
+}
+
+Exchange::~Exchange() = default;
+
+Lane& Exchange::lane() const {
+  return session_->segment().lane(session_->seat(), static_cast<std::size_t>(lane_));
+}
+
+std::shared_ptr<const Status> Exchange::JobFailure() const {
+  const std::shared_ptr<Session> session = job_.session();
+  if (!session->segment().failed()) {
+    return nullptr;
+  }
+  return std::make_shared<const Status>(Internal(session->segment().failure()));
+}
+
+void Exchange::FailJob(const Status& cause) const { job_.session()->segment().Fail(cause.message); }
+
+// ---- Steps ---------------------------------------------------------------------------------------
+
+Exchange::Progress Exchange::Begin(const Buffers& local) {
+  session_ = job_.session();
+  local_ = local;
+  lane_ = -1;
+  step_ = 0;
+  for (Peer& peer : peers_) {
+    peer.lane = nullptr;
+    peer.progress = 0;
+  }
+  if (session_->segment().shape().window_bytes != window_bytes_ ||
+      steps_.count() > Lane::kMaxProgress) {
+    FailJob(Internal(names_.Text() + ": it does not fit the job's shared memory"));
+    return Progress::kFailed;
+  }
+  name_ = {.group = group_, .site = site_, .occurrence = session_->NextOccurrence(group_, site_)};
+  tag_ = TagOf(name_);
+  return Spin(kSpinNs);
+}
+
+bool Exchange::OpenLane() {
+  lane_ = session_->TakeLane();
+  if (lane_ < 0) {
+    return false;
+  }
+  Lane& mine = lane();
+  // Whoever reads what follows meanwhile finds the word changed, and drops it.
+  mine.word.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  if (mine.site.load(std::memory_order_relaxed) != site_) {
+    mine.text.Set(names_.Text());
+  }
+  mine.group.store(name_.group, std::memory_order_relaxed);
+  mine.site.store(name_.site, std::memory_order_relaxed);
+  mine.occurrence.store(name_.occurrence, std::memory_order_relaxed);
+  mine.waits_since_ns.store(0, std::memory_order_relaxed);
+  Seat& seat = session_->segment().seat(session_->seat());
+  const auto used = static_cast<std::uint32_t>(lane_ + 1);
+  std::uint32_t known = seat.num_used_lanes.load(std::memory_order_relaxed);
+  while (known < used && !seat.num_used_lanes.compare_exchange_weak(known, used)) {
+  }
+  windows_[members_.mine()] =
+      session_->segment().window(session_->seat(), static_cast<std::size_t>(lane_));
+  return true;
+}
+
+bool Exchange::Find(Peer& peer) const {
+  const Segment& segment = session_->segment();
+  const std::size_t num_lanes = segment.seat(peer.seat).num_used_lanes.load();
+  for (std::size_t i = 0; i < num_lanes; ++i) {
+    const std::size_t at = (peer.last_lane + i) % num_lanes;
+    const Lane& lane = segment.lane(peer.seat, at);
+    if (lane.word.load(std::memory_order_acquire) >> Lane::kProgressBits == tag_ &&
+        NameOf(lane) == name_) {
+      peer.lane = &lane;
+      peer.last_lane = at;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Exchange::HasReached(Peer& peer, std::size_t steps) const {
+  if (peer.progress >= steps) {
+    return true;
+  }
+  if (peer.lane == nullptr && !Find(peer)) {
+    return false;
+  }
+  const std::uint64_t word = peer.lane->word.load(std::memory_order_seq_cst);
+  // A lane that holds another call was left by a process that has ended this one.
+  peer.progress = word >> Lane::kProgressBits == tag_
+                      ? static_cast<std::size_t>(word & Lane::kMaxProgress)
+                      : steps_.count();
+  return peer.progress >= steps;
+}
+
+bool Exchange::AllHaveReached(std::size_t steps) {
+  bool all = true;
+  for (Peer& peer : peers_) {
+    all = HasReached(peer, steps) && all;
+  }
+  return all;
+}
+
+void Exchange::Publish(bool is_last) {
+  const std::uint64_t word = tag_ << Lane::kProgressBits | step_;
+  if (is_last) {  // nobody waits for it
+    lane().waits_since_ns.store(0, std::memory_order_relaxed);
+    lane().word.store(word, std::memory_order_release);
+    return;
+  }
+  // In one order with a sleeper's count and its last look: one of us sees the other.
+  lane().word.store(word, std::memory_order_seq_cst);
+  for (const Peer& peer : peers_) {
+    if (session_->segment().seat(peer.seat).sleepers.load(std::memory_order_seq_cst) != 0) {
+      session_->segment().Ring(peer.seat);
+    }
+  }
+}
+
+bool Exchange::Advance() {
+  while (step_ < steps_.count()) {
+    if (steps_.is_idle(step_)) {
+      ++step_;
+      continue;
+    }
+    needed_ = steps_.Needs(step_);
+    if (!AllHaveReached(needed_)) {
+      return false;
+    }
+    const std::size_t phase = steps_.phase(step_);
+    if (phase == 1 && steps_.round(step_) == 0) {  // the first that reads
+      for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {
+        if (process != members_.mine()) {
+          windows_[process] = session_->segment().window(peers_[i].seat, peers_[i].last_lane);
+          ++i;
+        }
+      }
+    }
+    route_->Run(phase, steps_.round(step_), local_, windows_.data());
+    ++step_;
+    Publish(step_ == steps_.count());
+  }
+  Seat& seat = session_->segment().seat(session_->seat());
+  seat.last_site.store(site_, std::memory_order_relaxed);
+  seat.last_occurrence.store(name_.occurrence, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    readers_[i] = &peers_[i].lane->word;
+  }
+  session_->LeaveLane(lane_, tag_ << Lane::kProgressBits | steps_.count(), readers_);
+  return true;
+}
+
+// ---- Waiting -------------------------------------------------------------------------------------
+
+Exchange::Progress Exchange::Spin(std::int64_t limit_ns) {
+  const int busy_looks = session_->is_crowded() ? kCrowdedLooks : kBusyLooks;
+  std::int64_t until_ns = 0;
+  for (int looks = 0;; ++looks) {
+    if ((lane_ >= 0 || OpenLane()) && Advance()) {
+      return Progress::kDone;
+    }
+    if (looks < busy_looks) {
+      Relax();
+      continue;
+    }
+    if (session_->segment().failed()) {
+      return Progress::kFailed;
+    }
+    const std::int64_t now_ns = NowNs();
+    if (until_ns == 0) {
+      until_ns = now_ns + limit_ns;
+    } else if (now_ns > until_ns) {
+      return Progress::kWaits;
+    }
+    sched_yield();
+  }
+}
+
+void Exchange::Sleep() {
+  const timespec nap{.tv_sec = 0, .tv_nsec = kNapNs};
+  if (lane_ < 0) {  // nobody rings for a lane
+    nanosleep(&nap, nullptr);
+    return;
+  }
+  Seat& seat = session_->segment().seat(session_->seat());
+  seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint32_t bell = seat.bell.load(std::memory_order_seq_cst);
+  if (!AllHaveReached(needed_) && !session_->segment().failed()) {
+    syscall(SYS_futex, &seat.bell, FUTEX_WAIT, bell, &nap, nullptr, 0);
+  }
+  seat.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+Exchange::Progress Exchange::Finish() {
+  std::int64_t since_ns = NowNs();
+  std::size_t step = step_;
+  for (;;) {
+    if (lane_ >= 0) {
+      lane().waits_since_ns.store(since_ns, std::memory_order_relaxed);
+    }
+    Sleep();
+    if (const Progress progress = Spin(0); progress != Progress::kWaits) {
+      return progress;
+    }
+    const std::int64_t now_ns = NowNs();
+    if (step_ != step) {
+      step = step_;
+      since_ns = now_ns;
+    }
+    Look(now_ns, since_ns);
+  }
+}
+
+// ---- Failing -------------------------------------------------------------------------------------
+
+void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
+  const std::int64_t waited_ns = now_ns - since_ns;
+  for (Peer& peer : peers_) {
+    std::string state;
+    if (HasReached(peer, needed_)) {
+      continue;
+    }
+    if (const std::string reason = session_->GoneReason(peer.seat, now_ns, state);
+        !reason.empty()) {
+      session_->segment().Fail(WaitText(waited_ns) + " (" + reason + ")");
+      return;
+    }
+  }
+  std::string calls;
+  if (waited_ns >= kMismatchNs && IsMismatch(now_ns, calls)) {
+    session_->segment().Fail("the processes called different collectives, or the same in another " +
+                             ("order, over the same devices: " + calls));
+    return;
+  }
+  const std::int64_t timeout_ns = names_.timeout_ns();
+  if (timeout_ns >= 0 && waited_ns >= timeout_ns) {
+    session_->segment().Fail(WaitText(waited_ns) + " (the limit is " + Seconds(timeout_ns) + ")");
+  }
+}
+
+// Every process of the group waits in some call of it, for long, and no call is common to all.
+bool Exchange::IsMismatch(std::int64_t now_ns, std::string& calls) const {
+  const Segment& segment = session_->segment();
+  std::vector<CallName> common;
+  for (std::size_t process = 0; process < members_.num_processes(); ++process) {
+    const std::size_t seat = members_.seat(process);
+    std::vector<CallName> open;
+    std::string text;
+    for (std::size_t i = 0; i < segment.shape().num_lanes; ++i) {
+      const Lane& lane = segment.lane(seat, i);
+      const std::uint64_t word = lane.word.load(std::memory_order_acquire);
+      const CallName name = NameOf(lane);
+      const std::int64_t since_ns = lane.waits_since_ns.load(std::memory_order_relaxed);
+      const std::string what = lane.text.Get();
+      if (word == 0 || name.group != group_ || since_ns == 0 || now_ns - since_ns < kMismatchNs ||
+          TagOf(name) != word >> Lane::kProgressBits) {
+        continue;
+      }
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (lane.word.load(std::memory_order_relaxed) != word) {
+        continue;  // it went on meanwhile
+      }
+      open.push_back(name);
+      text += (text.empty() ? "" : ", and ") + what;
+    }
+    if (open.empty()) {
+      return false;
+    }
+    calls += (calls.empty() ? "process " : "; process ") +
+             std::to_string(session_->processes()[seat]) + " waits in " + text;
+    if (process == 0) {
+      common = open;
+    }
+    std::erase_if(common, [&](const CallName& name) {
+      return std::none_of(open.begin(), open.end(),
+                          [&](const CallName& other) { return other == name; });
+    });
+  }
+  return common.empty();
+}
+
+std::string Exchange::WaitText(std::int64_t waited_ns) const {
+  std::string came;
+  std::string missing;
+  for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {
+    const bool is_mine = process == members_.mine();
+    const bool is_missing = !is_mine && peers_[i].progress < needed_;
+    i += is_mine ? 0 : 1;
+    std::string ranks;
+    for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
+      if (members_.process_of(r) == process) {
+        ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+      }
+    }
+    const std::size_t seat = members_.seat(process);
+    std::string text = "rank " + ranks + " (process " + std::to_string(session_->processes()[seat]);
+    if (is_missing) {
+      std::string state;
+      static_cast<void>(session_->GoneReason(seat, NowNs(), state));
+      const Seat& other = session_->segment().seat(seat);
+      text += ", pid " + std::to_string(other.pid.load(std::memory_order_relaxed)) + ", " + state;
+    }
+    std::string& list = is_missing ? missing : came;
+    list += (list.empty() ? "" : ", ") + text + ")";
+  }
+  return names_.Text() + ": waited " + Seconds(waited_ns) + " for " +
+         (missing.empty() ? "a free lane" : missing) + "; arrived: " + came + "; execution " +
+         std::to_string(name_.occurrence) + " of this call";
+}
+
+}  // namespace jaxcoll

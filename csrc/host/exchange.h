@@ -1,0 +1,143 @@
+// host/exchange.h: one call across processes, from the moment that this process's ranks have come.
+//
+// The call goes through its route's steps, (phase, round) in a fixed order that is the same for all
+// processes. A step may run once every other process has left what it reads, and has read what it
+// overwrites; both mean that the others have completed some number of steps, which they publish.
+// Nobody waits for anything else, and no step needs a later one: so there is no deadlock.
+#pragma once
+
+#include <atomic>   // std::atomic
+#include <cstddef>  // std::byte, std::size_t
+#include <cstdint>  // std::int64_t, std::uint64_t
+#include <memory>   // std::shared_ptr, std::unique_ptr
+#include <string>   // std::string
+#include <vector>   // std::vector
+
+#include "core/status.h"
+#include "host/job.h"
+#include "host/route.h"
+#include "host/segment.h"
+#include "host/work.h"
+
+namespace jaxcoll {
+
+/// The order of a route's steps: round r's phases follow each other at a distance that lets the next
+/// round be left while this one is read.
+class Steps {
+ public:
+  Steps(std::size_t num_phases, std::size_t num_rounds)
+      : num_phases_(num_phases),
+        num_rounds_(num_rounds),
+        count_((num_rounds + num_phases - 1) * num_phases) {}
+
+  [[nodiscard]] std::size_t count() const { return count_; }
+  [[nodiscard]] std::size_t phase(std::size_t step) const { return step % num_phases_; }
+  /// At least num_rounds where the step has nothing to do.
+  [[nodiscard]] std::size_t round(std::size_t step) const {
+    const std::size_t turn = step / num_phases_;
+    return turn < phase(step) ? num_rounds_ : turn - phase(step);
+  }
+  [[nodiscard]] bool is_idle(std::size_t step) const { return round(step) >= num_rounds_; }
+
+  /// How many steps all others must have completed before `step` may run.
+  [[nodiscard]] std::size_t Needs(std::size_t step) const {
+    const std::size_t p = phase(step);
+    const std::size_t r = round(step);
+    std::size_t needs = p > 0 ? End(p - 1, r) : 0;  // what it reads is there
+    if (p + 1 < num_phases_ && r >= 2) {
+      needs = std::max(needs, End(p + 1, r - 2));  // what it overwrites was read
+    }
+    return needs;
+  }
+
+ private:
+  [[nodiscard]] std::size_t End(std::size_t phase, std::size_t round) const {
+    return (round + phase) * num_phases_ + phase + 1;
+  }
+
+  std::size_t num_phases_;
+  std::size_t num_rounds_;
+  std::size_t count_;
+};
+
+/// What an exchange does for errors: names.
+class CallNames {
+ public:
+  /// The op, its axes, shapes and dtypes, and the user's source line.
+  [[nodiscard]] virtual std::string Text() const = 0;
+  /// How long a rank may wait; < 0: for ever.
+  [[nodiscard]] virtual std::int64_t timeout_ns() const = 0;
+
+ protected:
+  ~CallNames() = default;
+};
+
+/// The exchanges of one group at one call site, one after the other.
+class Exchange {
+ public:
+  /// `session` is the job's as it is now. All memory is allocated here.
+  Exchange(Job& job, const Session& session, std::uint64_t group, std::uint64_t site,
+           const Membership& members, std::unique_ptr<const Route> route, const CallNames& names);
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+  ~Exchange();
+
+  enum class Progress { kDone, kWaits, kFailed };
+
+  /// Begins the next call with this process's buffers, which stay until it has ended, and goes as
+  /// far as it can without giving up the core for long.
+  Progress Begin(const Buffers& local);
+  /// Goes on to the end.
+  Progress Finish();
+
+  /// After kFailed, and before a call: why the job has failed, or null.
+  [[nodiscard]] std::shared_ptr<const Status> JobFailure() const;
+  /// Fails the job: this process can't take part in its next call.
+  void FailJob(const Status& cause) const;
+
+ private:
+  struct Peer {
+    std::size_t seat;
+    const Lane* lane = nullptr;  // of this call; null: not found yet
+    std::size_t last_lane = 0;
+    std::size_t progress = 0;
+  };
+
+  bool OpenLane();
+  [[nodiscard]] Lane& lane() const;
+  bool Find(Peer& peer) const;
+  bool HasReached(Peer& peer, std::size_t steps) const;
+  bool AllHaveReached(std::size_t steps);
+  void Publish(bool is_last);
+  /// Runs the steps that may run; true where none is left.
+  bool Advance();
+  Progress Spin(std::int64_t limit_ns);
+  void Sleep();
+  /// Fails the job where there is no hope, or none any more.
+  void Look(std::int64_t now_ns, std::int64_t since_ns);
+  bool IsMismatch(std::int64_t now_ns, std::string& calls) const;
+  [[nodiscard]] std::string WaitText(std::int64_t waited_ns) const;
+
+  Job& job_;
+  std::shared_ptr<Session> session_;
+  const std::uint64_t group_;
+  const std::uint64_t site_;
+  const Membership& members_;
+  const std::unique_ptr<const Route> route_;
+  const CallNames& names_;
+  const Steps steps_;
+  const std::size_t window_bytes_;
+
+  // Of the call in progress.
+  Buffers local_{};
+  CallName name_;
+  std::uint64_t tag_ = 0;
+  int lane_ = -1;
+  std::size_t step_ = 0;
+  std::size_t needed_ = 0;  // by the step that waits
+  std::vector<Peer> peers_;
+  std::vector<std::byte*> windows_;  // by process
+  Session::Readers readers_;
+};
+
+}  // namespace jaxcoll

@@ -1,0 +1,169 @@
+#include "host/job.h"
+
+#include <sched.h>   // CPU_COUNT
+#include <unistd.h>  // getpid, sysconf
+
+#include <algorithm>  // std::find, std::max, std::min
+#include <fstream>    // std::ifstream
+#include <iterator>   // std::istreambuf_iterator
+#include <sstream>    // std::istringstream
+#include <utility>    // std::move
+
+#include "core/clock.h"
+
+namespace jaxcoll {
+namespace {
+
+// A process that is about to exit may still have steps in flight that reach a call.
+constexpr std::int64_t kLeavingNs = 5'000'000'000;
+
+// State letter and start time of a process, of /proc/<pid>/stat; false where there is none.
+bool ProcessStat(std::int64_t pid, char& state, std::int64_t& start_ticks) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const std::size_t name_end = text.rfind(')');  // a name may hold anything
+  if (name_end == std::string::npos) {
+    return false;
+  }
+  std::istringstream fields(text.substr(name_end + 1));
+  fields >> state;
+  constexpr int kFieldsBetween = 18;  // from the state, field 3, to the start time, field 22
+  for (int i = 0; i < kFieldsBetween; ++i) {
+    std::string skipped;
+    fields >> skipped;
+  }
+  fields >> start_ticks;
+  return !fields.fail();
+}
+
+}  // namespace
+
+Status Session::Begin(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
+                      std::int64_t mine, std::shared_ptr<Session>& session) {
+  std::shared_ptr<Session> made(new Session());
+  if (Status status = made->segment_.Map(memory, nonce); !status.ok()) {
+    return status;
+  }
+  const SegmentShape& shape = made->segment_.shape();
+  made->processes_ = std::move(processes);
+  const int seat = made->SeatOf(mine);
+  if (seat < 0 || made->processes_.size() != shape.num_seats) {
+    return InvalidArgument("process " + std::to_string(mine) + " has none of the " +
+                           std::to_string(shape.num_seats) + " seats");
+  }
+  made->seat_ = static_cast<std::size_t>(seat);
+  made->is_crowded_ =
+      static_cast<std::int64_t>(shape.num_seats) > std::max(1L, sysconf(_SC_NPROCESSORS_ONLN));
+  made->left_.resize(shape.num_lanes);
+  for (std::size_t lane = shape.num_lanes; lane > 0; --lane) {
+    made->fresh_.push_back(static_cast<int>(lane - 1));
+  }
+  Seat& sat = made->segment_.seat(made->seat_);
+  char state = '?';
+  std::int64_t start_ticks = 0;
+  ProcessStat(getpid(), state, start_ticks);
+  sat.start_ticks.store(start_ticks, std::memory_order_relaxed);
+  sat.pid.store(getpid(), std::memory_order_release);
+  session = std::move(made);
+  return {};
+}
+
+int Session::SeatOf(std::int64_t process) const {
+  const auto found = std::find(processes_.begin(), processes_.end(), process);
+  return found == processes_.end() ? -1 : static_cast<int>(found - processes_.begin());
+}
+
+std::uint64_t Session::NextOccurrence(std::uint64_t group, std::uint64_t site) {
+  const std::lock_guard<std::mutex> lock(occurrences_mutex_);
+  return ++occurrences_[group][site];
+}
+
+bool Session::IsRead(const Left& left) {
+  for (const std::atomic<std::uint64_t>* const word : left.readers) {
+    // A reader whose lane holds another call has ended this one: it could not take it up before.
+    const std::uint64_t now = word->load(std::memory_order_acquire);
+    if (now >> Lane::kProgressBits == left.end_word >> Lane::kProgressBits && now < left.end_word) {
+      return true;
+    }
+  }
+  return false;
+}
+
+int Session::TakeLane() {
+  const std::lock_guard<std::mutex> lock(lanes_mutex_);
+  // The oldest alone, unless there is nothing else.
+  const std::size_t num_looks = fresh_.empty() ? num_left_ : std::min<std::size_t>(1, num_left_);
+  for (std::size_t i = 0; i < num_looks; ++i) {
+    Left& left = left_[(first_left_ + i) % left_.size()];
+    if (!IsRead(left)) {
+      const int lane = left.lane;
+      std::swap(left, left_[first_left_]);
+      first_left_ = (first_left_ + 1) % left_.size();
+      --num_left_;
+      return lane;
+    }
+  }
+  if (fresh_.empty()) {
+    return -1;
+  }
+  const int lane = fresh_.back();
+  fresh_.pop_back();
+  return lane;
+}
+
+void Session::LeaveLane(int lane, std::uint64_t end_word, const Readers& readers) {
+  const std::lock_guard<std::mutex> lock(lanes_mutex_);
+  Left& left = left_[(first_left_ + num_left_) % left_.size()];
+  ++num_left_;
+  left.lane = lane;
+  left.end_word = end_word;
+  left.readers.assign(readers.begin(), readers.end());
+}
+
+std::string Session::GoneReason(std::size_t seat, std::int64_t now_ns, std::string& state) const {
+  const Seat& other = segment_.seat(seat);
+  const std::int64_t pid = other.pid.load(std::memory_order_acquire);
+  state = "running";
+  if (pid == 0) {
+    return "";
+  }
+  char letter = '?';
+  std::int64_t start_ticks = 0;
+  if (!ProcessStat(pid, letter, start_ticks) || letter == 'Z' || letter == 'X' ||
+      start_ticks != other.start_ticks.load(std::memory_order_relaxed)) {
+    state = "gone";
+    return "the process is gone";
+  }
+  if (letter == 'T' || letter == 't') {
+    state = "stopped";
+  }
+  const std::int64_t leaves_ns = other.leaves_since_ns.load(std::memory_order_acquire);
+  if (leaves_ns != 0) {
+    state = "leaving";
+    return now_ns - leaves_ns > kLeavingNs ? "the process has come to its end without this call"
+                                           : "";
+  }
+  return "";
+}
+
+void Session::Leave() const {
+  segment_.seat(seat_).leaves_since_ns.store(NowNs(), std::memory_order_release);
+}
+
+Job& Job::Get() {
+  static Job* const job = new Job();  // leaked: call sites may use it at exit
+  return *job;
+}
+
+std::shared_ptr<Session> Job::session() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return session_;
+}
+
+void Job::Attach(std::shared_ptr<Session> session) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  session_ = std::move(session);
+  epoch_.fetch_add(1, std::memory_order_release);
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,99 @@
+// host/job.h: this process's place among those of the host that share a segment.
+#pragma once
+
+#include <atomic>         // std::atomic
+#include <cstddef>        // std::size_t
+#include <cstdint>        // std::int64_t, std::uint64_t
+#include <memory>         // std::shared_ptr, std::unique_ptr
+#include <mutex>          // std::mutex
+#include <string>         // std::string
+#include <string_view>    // std::string_view
+#include <unordered_map>  // std::unordered_map
+#include <vector>         // std::vector
+
+#include "core/status.h"
+#include "host/segment.h"
+
+namespace jaxcoll {
+
+/// The time between two attachments: a segment, and what this process keeps of its calls there.
+/// All methods may be called from any thread.
+class Session {
+ public:
+  /// Sits down in the job `nonce`, whose seats are those of `processes`, as process `mine`.
+  static Status Begin(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
+                      std::int64_t mine, std::shared_ptr<Session>& session);
+
+  [[nodiscard]] const Segment& segment() const { return segment_; }
+  [[nodiscard]] std::size_t seat() const { return seat_; }
+  /// By seat.
+  [[nodiscard]] const std::vector<std::int64_t>& processes() const { return processes_; }
+  /// -1 where the process is on another host.
+  [[nodiscard]] int SeatOf(std::int64_t process) const;
+  /// More processes than cores: whoever waits must give up the core.
+  [[nodiscard]] bool is_crowded() const { return is_crowded_; }
+
+  /// The next occurrence of a site in a group: 1, 2, ...
+  std::uint64_t NextOccurrence(std::uint64_t group, std::uint64_t site);
+
+  /// A lane that nobody reads any more, or -1 where there is none. It is the caller's until Leave.
+  int TakeLane();
+  /// The words in which other processes publish the same call.
+  using Readers = std::vector<const std::atomic<std::uint64_t>*>;
+  /// The call in `lane` is over for this process, and `end_word` is what the lane's word holds;
+  /// `readers` may still read.
+  void LeaveLane(int lane, std::uint64_t end_word, const Readers& readers);
+
+  /// Why process `seat` can't come any more, or empty; also sets `state` to what it is doing:
+  /// "running", "stopped", "leaving" or "gone".
+  std::string GoneReason(std::size_t seat, std::int64_t now_ns, std::string& state) const;
+
+  /// This process is about to exit: others need not wait for calls that it has not begun.
+  void Leave() const;
+
+ private:
+  struct Left {
+    int lane;
+    std::uint64_t end_word;
+    Readers readers;
+  };
+
+  Session() = default;
+
+  static bool IsRead(const Left& left);
+
+  Segment segment_;
+  std::size_t seat_ = 0;
+  std::vector<std::int64_t> processes_;
+  bool is_crowded_ = false;
+
+  std::mutex occurrences_mutex_;
+  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::uint64_t>> occurrences_;
+
+  // Lanes go round among as few as possible, whose windows so stay in this core's cache: the one
+  // that was left first is the next, if nobody reads it; else a fresh one.
+  std::mutex lanes_mutex_;  // guards the next three
+  std::vector<int> fresh_;
+  std::vector<Left> left_;  // a ring of num_lanes
+  std::size_t first_left_ = 0, num_left_ = 0;
+};
+
+/// Where call sites find the session. One for each process, Get(), never destroyed; tests have
+/// several. All methods may be called from any thread.
+class Job {
+ public:
+  static Job& Get();
+
+  /// Null: this process shares nothing.
+  [[nodiscard]] std::shared_ptr<Session> session() const;
+  /// Counts the attachments.
+  [[nodiscard]] std::uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+  void Attach(std::shared_ptr<Session> session);
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<Session> session_;
+  std::atomic<std::uint64_t> epoch_{0};
+};
+
+}  // namespace jaxcoll

@@ -1,0 +1,242 @@
+#include "host/reduce_route.h"
+
+#include <algorithm>  // std::max, std::min
+#include <array>      // std::array
+#include <cstring>    // std::memcpy
+#include <utility>    // std::move
+
+namespace jaxcoll {
+namespace {
+
+// Of pieces, chunks and regions: whole cache lines, which no two processes write at once.
+constexpr std::size_t kAlignment = 64;
+// More does not get faster: a chunk of each process and its results are to stay in the L2 cache.
+constexpr std::size_t kMaxChunkBytes = std::size_t{64} * 1024;
+// Reading everybody's tree costs less than a second synchronisation up to here.
+constexpr std::size_t kOneShotBytes = std::size_t{64} * 1024;
+
+constexpr std::size_t Aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+constexpr std::size_t AlignedDown(std::size_t bytes) { return bytes / kAlignment * kAlignment; }
+
+const std::byte* Operand(const Buffers& local, std::size_t leaf, std::size_t position) {
+  return static_cast<const std::byte*>(local.operands[leaf * local.num_ranks + position]);
+}
+
+std::byte* Result(const Buffers& local, std::size_t leaf, std::size_t position) {
+  return static_cast<std::byte*>(local.results[leaf * local.num_ranks + position]);
+}
+
+}  // namespace
+
+// ---- Trees ---------------------------------------------------------------------------------------
+
+PackedTree::PackedTree(const std::vector<ReducedLeaf>& leaves, std::size_t chunk_bytes) {
+  std::size_t filled = 0;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const std::size_t size = SizeOf(leaves[i].dtype);
+    for (std::size_t begin = 0; begin < leaves[i].count;) {
+      if (filled + kAlignment > chunk_bytes) {
+        ends_.push_back(pieces_.size());
+        filled = 0;
+      }
+      const std::size_t count = std::min(leaves[i].count - begin, (chunk_bytes - filled) / size);
+      pieces_.push_back({.leaf = i,
+                         .begin = begin * size,
+                         .bytes = count * size,
+                         .count = count,
+                         .at = filled});
+      begin += count;
+      filled += Aligned(count * size);
+    }
+  }
+  if (filled > 0) {
+    ends_.push_back(pieces_.size());
+  }
+}
+
+std::size_t PackedTree::PackedBytes(const std::vector<ReducedLeaf>& leaves) {
+  std::size_t bytes = 0;
+  for (const ReducedLeaf& leaf : leaves) {
+    bytes += Aligned(leaf.count * SizeOf(leaf.dtype));
+  }
+  return bytes;
+}
+
+OneShotAllReduce::OneShotAllReduce(std::vector<ReducedLeaf> leaves, const Membership& members)
+    : leaves_(std::move(leaves)),
+      members_(members),
+      rank_bytes_(PackedTree::PackedBytes(leaves_)),
+      tree_(leaves_, rank_bytes_) {}
+
+void OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffers& local,
+                           std::byte* const* windows) const {
+  const std::size_t num_pieces = tree_.num_chunks() == 0 ? 0 : tree_.end(0);
+  if (phase == 0) {
+    for (std::size_t j = 0; j < local.num_ranks; ++j) {
+      std::byte* const mine = windows[members_.mine()] + j * rank_bytes_;
+      for (std::size_t i = 0; i < num_pieces; ++i) {
+        const PackedPiece& piece = tree_.piece(i);
+        std::memcpy(mine + piece.at, Operand(local, piece.leaf, j), piece.bytes);
+      }
+    }
+    return;
+  }
+  std::array<const void*, kMaxRanks> sources;
+  for (std::size_t i = 0; i < num_pieces; ++i) {
+    const PackedPiece& piece = tree_.piece(i);
+    for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
+      sources[r] = members_.is_mine(r) ? Operand(local, piece.leaf, members_.position(r))
+                                       : windows[members_.process_of(r)] +
+                                             members_.position(r) * rank_bytes_ + piece.at;
+    }
+    leaves_[piece.leaf].reduce(sources.data(), members_.num_ranks(),
+                               local.results + piece.leaf * local.num_ranks, local.num_ranks,
+                               piece.count);
+  }
+}
+
+// A half window: for each owner, each of this process's ranks' chunk; then the reduced chunk.
+ChunkedAllReduce::ChunkedAllReduce(std::vector<ReducedLeaf> leaves, const Membership& members,
+                                   std::size_t window_bytes)
+    : leaves_(std::move(leaves)),
+      members_(members),
+      half_bytes_(window_bytes / 2),
+      chunk_bytes_(std::min(
+          kMaxChunkBytes,
+          AlignedDown(half_bytes_ / (members.num_processes() * members.most_ranks() + 1)))),
+      tree_(leaves_, chunk_bytes_) {}
+
+std::size_t ChunkedAllReduce::num_rounds() const {
+  const std::size_t processes = members_.num_processes();
+  return std::max<std::size_t>(1, (tree_.num_chunks() + processes - 1) / processes);
+}
+
+std::byte* ChunkedAllReduce::Staged(std::byte* window, std::size_t round, std::size_t owner,
+                                    std::size_t position) const {
+  return window + (round % 2) * half_bytes_ +
+         (owner * members_.most_ranks() + position) * chunk_bytes_;
+}
+
+std::byte* ChunkedAllReduce::Reduced(std::byte* window, std::size_t round) const {
+  return Staged(window, round, members_.num_processes(), 0);
+}
+
+void ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& local,
+                           std::byte* const* windows) const {
+  const std::size_t mine = members_.mine();
+  for (std::size_t owner = 0; owner < members_.num_processes(); ++owner) {
+    const std::size_t chunk = round * members_.num_processes() + owner;
+    if (chunk >= tree_.num_chunks() || (owner == mine) != (phase == 1)) {
+      continue;
+    }
+    for (std::size_t i = tree_.begin(chunk); i < tree_.end(chunk); ++i) {
+      const PackedPiece& piece = tree_.piece(i);
+      if (phase == 0) {
+        for (std::size_t j = 0; j < local.num_ranks; ++j) {
+          std::memcpy(Staged(windows[mine], round, owner, j) + piece.at,
+                      Operand(local, piece.leaf, j) + piece.begin, piece.bytes);
+        }
+      } else if (phase == 1) {
+        std::array<const void*, kMaxRanks> sources;
+        std::array<void*, kMaxRanks + 1> targets;
+        for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
+          const std::size_t j = members_.position(r);
+          sources[r] =
+              members_.is_mine(r)
+                  ? Operand(local, piece.leaf, j) + piece.begin
+                  : Staged(windows[members_.process_of(r)], round, mine, j) + piece.at;
+        }
+        for (std::size_t j = 0; j < local.num_ranks; ++j) {
+          targets[j] = Result(local, piece.leaf, j) + piece.begin;
+        }
+        targets[local.num_ranks] = Reduced(windows[mine], round) + piece.at;
+        leaves_[piece.leaf].reduce(sources.data(), members_.num_ranks(), targets.data(),
+                                   local.num_ranks + 1, piece.count);
+      } else {
+        for (std::size_t j = 0; j < local.num_ranks; ++j) {
+          std::memcpy(Result(local, piece.leaf, j) + piece.begin,
+                      Reduced(windows[owner], round) + piece.at, piece.bytes);
+        }
+      }
+    }
+  }
+}
+
+std::unique_ptr<const Route> MakeAllReduceRoute(std::vector<ReducedLeaf> leaves,
+                                                const Membership& members,
+                                                std::size_t window_bytes) {
+  const std::size_t bytes = PackedTree::PackedBytes(leaves);
+  if (bytes * members.num_ranks() <= kOneShotBytes &&
+      bytes * members.most_ranks() <= window_bytes) {
+    return std::make_unique<OneShotAllReduce>(std::move(leaves), members);
+  }
+  return std::make_unique<ChunkedAllReduce>(std::move(leaves), members, window_bytes);
+}
+
+// ---- reduce_scatter ------------------------------------------------------------------------------
+
+// A half window: for each target, a piece of each of this process's ranks.
+ReduceScatterRoute::ReduceScatterRoute(std::size_t element_bytes, ReduceFn reduce,
+                                       std::size_t outer, std::size_t inner,
+                                       const Membership& members, std::size_t window_bytes)
+    : element_bytes_(element_bytes),
+      reduce_(reduce),
+      inner_(inner),
+      members_(members),
+      half_bytes_(window_bytes / 2),
+      piece_bytes_(std::min(kMaxChunkBytes, AlignedDown(half_bytes_ / (members.num_ranks() *
+                                                                       members.most_ranks())))),
+      slabs_(outer, inner, piece_bytes_ / element_bytes) {}
+
+std::size_t ReduceScatterRoute::num_rounds() const {
+  return std::max<std::size_t>(1, slabs_.num_pieces());
+}
+
+std::size_t ReduceScatterRoute::From(const Slabs::Piece& piece, std::size_t row,
+                                     std::size_t target) const {
+  return ((piece.row + row) * members_.num_ranks() + target) * inner_ + piece.begin;
+}
+
+std::size_t ReduceScatterRoute::At(std::size_t round, std::size_t target,
+                                   std::size_t position) const {
+  return (round % 2) * half_bytes_ + (target * members_.most_ranks() + position) * piece_bytes_;
+}
+
+void ReduceScatterRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
+                             std::byte* const* windows) const {
+  if (round >= slabs_.num_pieces()) {
+    return;
+  }
+  const Slabs::Piece piece = slabs_.piece(round);
+  const std::size_t row_bytes = piece.length * element_bytes_;
+  for (std::size_t target = 0; target < members_.num_ranks(); ++target) {
+    if (members_.is_mine(target) != (phase == 1)) {
+      continue;
+    }
+    for (std::size_t row = 0; row < piece.num_rows; ++row) {
+      const std::size_t from = From(piece, row, target) * element_bytes_;
+      if (phase == 0) {
+        for (std::size_t j = 0; j < local.num_ranks; ++j) {
+          std::memcpy(windows[members_.mine()] + At(round, target, j) + row * row_bytes,
+                      Operand(local, 0, j) + from, row_bytes);
+        }
+        continue;
+      }
+      std::array<const void*, kMaxRanks> sources;
+      for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
+        const std::size_t j = members_.position(r);
+        sources[r] =
+            members_.is_mine(r)
+                ? Operand(local, 0, j) + from
+                : windows[members_.process_of(r)] + At(round, target, j) + row * row_bytes;
+      }
+      void* to = Result(local, 0, members_.position(target)) +
+                 ((piece.row + row) * inner_ + piece.begin) * element_bytes_;
+      reduce_(sources.data(), members_.num_ranks(), &to, 1, piece.length);
+    }
+  }
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,89 @@
+// host/route.h: how one collective's data goes through shared memory.
+#pragma once
+
+#include <algorithm>  // std::max
+#include <cstddef>    // std::byte, std::size_t
+#include <utility>    // std::move
+#include <vector>     // std::vector
+
+#include "host/work.h"
+
+namespace jaxcoll {
+
+/// Which process holds which ranks of a group. Processes are counted in the order of their first
+/// rank.
+class Membership {
+ public:
+  /// `seat_of` holds the seat in the segment of each rank's process, `my_seat` this process's.
+  Membership(const std::vector<std::size_t>& seat_of, std::size_t my_seat)
+      : process_of_(seat_of.size()), position_(seat_of.size()) {
+    std::vector<std::size_t> counts;
+    for (std::size_t rank = 0; rank < seat_of.size(); ++rank) {
+      std::size_t process = 0;
+      while (process < seats_.size() && seats_[process] != seat_of[rank]) {
+        ++process;
+      }
+      if (process == seats_.size()) {
+        seats_.push_back(seat_of[rank]);
+        counts.push_back(0);
+      }
+      process_of_[rank] = process;
+      position_[rank] = counts[process]++;
+      most_ranks_ = std::max(most_ranks_, counts[process]);
+      if (seat_of[rank] == my_seat) {
+        mine_ = process;
+        my_ranks_.push_back(rank);
+      }
+    }
+  }
+
+  [[nodiscard]] std::size_t num_ranks() const { return process_of_.size(); }
+  [[nodiscard]] std::size_t num_processes() const { return seats_.size(); }
+  /// The process of a rank, and the rank's place among its process's ranks.
+  [[nodiscard]] std::size_t process_of(std::size_t rank) const { return process_of_[rank]; }
+  [[nodiscard]] std::size_t position(std::size_t rank) const { return position_[rank]; }
+  [[nodiscard]] std::size_t seat(std::size_t process) const { return seats_[process]; }
+  /// This process, and its ranks in order; none where it has no part in the group.
+  [[nodiscard]] std::size_t mine() const { return mine_; }
+  [[nodiscard]] const std::vector<std::size_t>& my_ranks() const { return my_ranks_; }
+  [[nodiscard]] bool is_mine(std::size_t rank) const { return process_of_[rank] == mine_; }
+  /// The ranks of the process that has most.
+  [[nodiscard]] std::size_t most_ranks() const { return most_ranks_; }
+
+ private:
+  std::vector<std::size_t> process_of_;
+  std::vector<std::size_t> position_;
+  std::vector<std::size_t> seats_;
+  std::vector<std::size_t> my_ranks_;
+  std::size_t mine_ = static_cast<std::size_t>(-1);
+  std::size_t most_ranks_ = 0;
+};
+
+/// The smallest window through which every op of the group fits: two rounds of a cache line from each
+/// of a process's ranks to each rank.
+inline std::size_t MinWindowBytes(const Membership& members) {
+  return 2 * 64 * (members.num_ranks() + 1) * members.most_ranks();
+}
+
+/// A collective in rounds of bounded size, each in phases. In a phase a process reads what the
+/// others left in their windows in the phase before, and leaves something in its own: the first
+/// phase only writes, the last one only reads. A window holds two rounds, the even ones in its
+/// first half. All processes of a group go through the same phases and rounds; immutable.
+///
+/// Results are the same bits as those of the same Work in one process: reductions add in the order
+/// of the ranks, wherever these are.
+class Route {
+ public:
+  Route() = default;
+  Route(const Route&) = delete;
+  Route& operator=(const Route&) = delete;
+  virtual ~Route() = default;
+
+  [[nodiscard]] virtual std::size_t num_phases() const = 0;  ///< at least 2
+  [[nodiscard]] virtual std::size_t num_rounds() const = 0;  ///< at least 1
+  /// `local` has the buffers of this process's ranks, `windows` each process's window.
+  virtual void Run(std::size_t phase, std::size_t round, const Buffers& local,
+                   std::byte* const* windows) const = 0;
+};
+
+}  // namespace jaxcoll

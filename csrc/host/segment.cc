@@ -1,0 +1,156 @@
+#include "host/segment.h"
+
+#include <fcntl.h>         // posix_fallocate
+#include <linux/futex.h>   // FUTEX_WAKE
+#include <sys/mman.h>      // memfd_create, mmap, munmap
+#include <sys/stat.h>      // fstat
+#include <sys/syscall.h>   // SYS_futex
+#include <unistd.h>        // close, syscall
+
+#include <cerrno>   // errno
+#include <climits>  // INT_MAX
+#include <cstring>  // std::strerror
+#include <new>      // placement new
+#include <thread>   // std::this_thread::yield
+
+#include "core/clock.h"
+
+namespace jaxcoll {
+namespace {
+
+// Changes with every change of what stands in a segment.
+constexpr std::uint64_t kMagic = 0x6a61'7863'6f6c'0001;
+constexpr std::size_t kPage = 4096;
+constexpr std::int64_t kCausePatienceNs = 100'000'000;
+
+constexpr std::size_t Aligned(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+enum : std::uint32_t { kSound = 0, kFailing = 1, kFailed = 2 };
+
+std::string ErrorText(int error) { return std::strerror(error); }  // NOLINT(concurrency-mt-unsafe)
+
+}  // namespace
+
+struct Segment::Header {
+  std::atomic<std::uint64_t> magic;  // written last
+  std::uint64_t nonce;
+  std::uint64_t num_seats;
+  std::uint64_t num_lanes;
+  std::uint64_t window_bytes;
+  alignas(64) std::atomic<std::uint32_t> state;
+  alignas(64) SharedText<4096> cause;
+};
+
+std::size_t SegmentShape::bytes() const {
+  // Larger than any Segment::Header, which is private.
+  constexpr std::size_t kHeader = 2 * kPage;
+  return kHeader + Aligned(num_seats * sizeof(Seat)) +
+         Aligned(num_seats * num_lanes * sizeof(Lane)) + num_seats * num_lanes * window_bytes;
+}
+
+Status Segment::Create(const SegmentShape& shape, std::uint64_t nonce, int& memory) {
+  static_assert(sizeof(Header) <= 2 * kPage);
+  if (shape.num_seats == 0 || shape.num_lanes == 0 || shape.window_bytes % kPage != 0 ||
+      shape.window_bytes == 0) {
+    return InvalidArgument("a segment needs seats, lanes, and windows of whole pages");
+  }
+  memory = memfd_create("jaxcoll", MFD_CLOEXEC);
+  if (memory < 0) {
+    return Internal("memfd_create: " + ErrorText(errno));
+  }
+  // Not ftruncate, which succeeds beyond what there is, so that the first write would kill.
+  if (const int error = posix_fallocate(memory, 0, static_cast<off_t>(shape.bytes())); error != 0) {
+    close(memory);
+    return Internal("no " + std::to_string(shape.bytes() >> 20) +
+                    " MiB of shared memory: " + ErrorText(error));
+  }
+  void* const base =
+      mmap(nullptr, shape.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+  if (base == MAP_FAILED) {
+    const int error = errno;
+    close(memory);
+    return Internal("mmap: " + ErrorText(error));
+  }
+  // Fresh memory is zero, which is the initial value of all else.
+  auto* const header = new (base) Header();
+  header->nonce = nonce;
+  header->num_seats = shape.num_seats;
+  header->num_lanes = shape.num_lanes;
+  header->window_bytes = shape.window_bytes;
+  header->magic.store(kMagic, std::memory_order_release);
+  munmap(base, shape.bytes());
+  return {};
+}
+
+Status Segment::Map(int memory, std::uint64_t nonce) {
+  struct stat info {};
+  if (fstat(memory, &info) != 0) {
+    return Internal("fstat: " + ErrorText(errno));
+  }
+  const auto size = static_cast<std::size_t>(info.st_size);
+  if (size < sizeof(Header)) {
+    return Internal("what was to be the job's segment has " + std::to_string(size) + " bytes");
+  }
+  void* const base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+  if (base == MAP_FAILED) {
+    return Internal("mmap: " + ErrorText(errno));
+  }
+  auto* const header = static_cast<Header*>(base);
+  const SegmentShape shape{.num_seats = header->num_seats,
+                           .num_lanes = header->num_lanes,
+                           .window_bytes = header->window_bytes};
+  if (header->magic.load(std::memory_order_acquire) != kMagic || header->nonce != nonce ||
+      shape.bytes() != size) {
+    munmap(base, size);
+    return Internal("a segment of another job, or of another version of jaxcoll");
+  }
+  base_ = static_cast<std::byte*>(base);
+  shape_ = shape;
+  header_ = header;
+  std::byte* at = base_ + 2 * kPage;
+  seats_ = reinterpret_cast<Seat*>(at);
+  at += Aligned(shape.num_seats * sizeof(Seat));
+  lanes_ = reinterpret_cast<Lane*>(at);
+  windows_ = at + Aligned(shape.num_seats * shape.num_lanes * sizeof(Lane));
+  return {};
+}
+
+Segment::~Segment() {
+  if (base_ != nullptr) {
+    munmap(base_, shape_.bytes());
+  }
+}
+
+bool Segment::Fail(std::string_view cause) const {
+  std::uint32_t state = kSound;
+  if (!header_->state.compare_exchange_strong(state, kFailing, std::memory_order_acq_rel)) {
+    return false;
+  }
+  header_->cause.Set(cause);
+  header_->state.store(kFailed, std::memory_order_seq_cst);
+  for (std::size_t i = 0; i < shape_.num_seats; ++i) {
+    Ring(i);
+  }
+  return true;
+}
+
+bool Segment::failed() const { return header_->state.load(std::memory_order_seq_cst) != kSound; }
+
+std::string Segment::failure() const {
+  const std::int64_t since_ns = NowNs();
+  while (header_->state.load(std::memory_order_acquire) != kFailed) {
+    if (NowNs() - since_ns > kCausePatienceNs) {
+      return "a process of the job failed and could not say why";
+    }
+    std::this_thread::yield();
+  }
+  return header_->cause.Get();
+}
+
+void Segment::Ring(std::size_t seat) const {
+  std::atomic<std::uint32_t>& bell = seats_[seat].bell;
+  bell.fetch_add(1, std::memory_order_seq_cst);
+  syscall(SYS_futex, &bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace jaxcoll

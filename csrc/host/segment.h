@@ -1,0 +1,142 @@
+// host/segment.h: the memory that the processes of a host share in a job, and what stands in it.
+//
+//   header | seats (one a process) | lanes (some a process) | windows (one a lane)
+//
+// A process writes to its own seat, lanes and windows alone, and to the header when it fails the
+// job. Calls are matched by what stands in the lanes: a process that comes to a call takes a free
+// lane, writes which call it is, and from then on publishes in the lane's word how far it has come.
+#pragma once
+
+#include <array>        // std::array
+#include <atomic>       // std::atomic
+#include <cstddef>      // std::byte, std::size_t
+#include <cstdint>      // std::int64_t, std::uint64_t
+#include <string>       // std::string
+#include <string_view>  // std::string_view
+
+#include "core/status.h"
+
+namespace jaxcoll {
+
+/// Text that one process writes and others may read meanwhile: a reader gets some mixture of old
+/// and new, and checks another word to know whether it may trust what it got.
+template <std::size_t kBytes>
+class SharedText {
+ public:
+  void Set(std::string_view text) {
+    for (std::size_t i = 0; i < words_.size(); ++i) {
+      std::uint64_t word = 0;
+      for (std::size_t j = 0; j < 8 && i * 8 + j < text.size(); ++j) {
+        word |= static_cast<std::uint64_t>(static_cast<unsigned char>(text[i * 8 + j])) << (8 * j);
+      }
+      words_[i].store(word, std::memory_order_relaxed);
+      if (i * 8 >= text.size()) {
+        return;
+      }
+    }
+  }
+
+  [[nodiscard]] std::string Get() const {
+    std::string text;
+    for (const auto& shared : words_) {
+      for (std::uint64_t word = shared.load(std::memory_order_relaxed), j = 0; j < 8; ++j) {
+        const char c = static_cast<char>(word >> (8 * j));
+        if (c == '\0') {
+          return text;
+        }
+        text.push_back(c);
+      }
+    }
+    return text;
+  }
+
+ private:
+  std::array<std::atomic<std::uint64_t>, kBytes / 8> words_{};
+};
+
+/// Which call of the job: the same on every process that takes part.
+struct CallName {
+  std::uint64_t group = 0;       ///< of the devices that take part, in rank order
+  std::uint64_t site = 0;        ///< the site id that the lowering wrote into the program
+  std::uint64_t occurrence = 0;  ///< how many times this group has come to this site
+  friend bool operator==(const CallName&, const CallName&) = default;
+};
+
+/// One call in progress, or one that others may still be reading.
+struct alignas(64) Lane {
+  /// Tag of the call above kProgressBits, completed steps below. 0: free, or being written.
+  std::atomic<std::uint64_t> word;
+  std::atomic<std::uint64_t> group, site, occurrence;  ///< stable while `word` holds their tag
+  std::atomic<std::int64_t> waits_since_ns;            ///< 0: its process does not wait in it
+  alignas(64) SharedText<256> text;
+
+  static constexpr unsigned kProgressBits = 24;
+  static constexpr std::uint64_t kMaxProgress = (std::uint64_t{1} << kProgressBits) - 1;
+};
+
+/// One process.
+struct alignas(64) Seat {
+  // Whoever publishes something rings the bell of those that sleep.
+  std::atomic<std::uint32_t> bell;  ///< a futex
+  std::atomic<std::uint32_t> sleepers;
+  alignas(64) std::atomic<std::uint32_t> num_used_lanes;  ///< none beyond has ever been used
+  alignas(64) std::atomic<std::int64_t> pid;  ///< 0: nobody has sat down yet
+  std::atomic<std::int64_t> start_ticks;      ///< of the process, so that a reused pid shows
+  std::atomic<std::int64_t> leaves_since_ns;  ///< 0: it is not about to exit
+  std::atomic<std::uint64_t> last_site, last_occurrence;  ///< of the call completed last
+};
+
+/// The measures of a segment.
+struct SegmentShape {
+  std::size_t num_seats = 0;
+  std::size_t num_lanes = 0;  ///< of each seat
+  std::size_t window_bytes = 0;
+
+  [[nodiscard]] std::size_t bytes() const;
+};
+
+/// A mapping of the job's segment. Whoever holds one may touch it, whatever becomes of the others.
+class Segment {
+ public:
+  /// Makes an anonymous segment, `memory`, a file descriptor that peers open through
+  /// /proc/<pid>/fd/<memory>. All its memory is there when this returns.
+  static Status Create(const SegmentShape& shape, std::uint64_t nonce, int& memory);
+
+  Segment() = default;
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  ~Segment();
+
+  /// Maps the segment of the job `nonce`; refuses any other.
+  Status Map(int memory, std::uint64_t nonce);
+
+  [[nodiscard]] const SegmentShape& shape() const { return shape_; }
+  [[nodiscard]] Seat& seat(std::size_t i) const { return seats_[i]; }
+  [[nodiscard]] Lane& lane(std::size_t seat, std::size_t i) const {
+    return lanes_[seat * shape_.num_lanes + i];
+  }
+  [[nodiscard]] std::byte* window(std::size_t seat, std::size_t lane) const {
+    return windows_ + (seat * shape_.num_lanes + lane) * shape_.window_bytes;
+  }
+
+  /// Fails the job for all, with the first cause that anybody gives, and wakes all that sleep.
+  /// Returns false where somebody has failed it before.
+  bool Fail(std::string_view cause) const;
+  [[nodiscard]] bool failed() const;
+  /// The cause; waits a moment for whoever is writing it.
+  [[nodiscard]] std::string failure() const;
+
+  void Ring(std::size_t seat) const;
+
+ private:
+  struct Header;
+
+  std::byte* base_ = nullptr;
+  SegmentShape shape_;
+  Header* header_ = nullptr;
+  Seat* seats_ = nullptr;
+  Lane* lanes_ = nullptr;
+  std::byte* windows_ = nullptr;
+};
+
+}  // namespace jaxcoll

@@ -1,0 +1,251 @@
+"""The engine across processes: this host's processes share memory, or say why they do not.
+
+All processes of a job attach together, through the key-value store of JAX's coordination service.
+They also compare there what must be the same on all, since a collective on which two processes
+decide differently would hang.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import functools as ft
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+
+from jaxcoll import _compat, _crossovers, _native
+from jaxcoll._config import accelerates_lax, config, logger
+
+_PATIENCE_MS = 300_000
+_MIB = 1 << 20
+# A lane for each call that may be open at once, see csrc/host/job.h.
+_LANES_PER_DEVICE = 4
+_MIN_LANES = 32
+_MAX_WINDOW = _MIB // 2
+_PAGE = 4096
+
+
+@dataclasses.dataclass
+class _State:
+    attachments: int = 0
+    host_of: Sequence[str] = ()
+    problem: str | None = None
+
+
+_state = _State()
+_placed: list[Primitive] = []
+
+
+def attach() -> None:
+    """Joins the memory of this host's processes; all processes of the job do so together.
+
+    Raises:
+        RuntimeError: settings differ between processes, or a process does not come.
+    """
+    process, num_processes = _compat.process_of_job()
+    if num_processes == 1:
+        return
+    _state.attachments += 1
+    board = _Board(f"jaxcoll/{_state.attachments}", process, num_processes)
+
+    cards = board.exchange("settings", _card())
+    _compare([card["settings"] for card in cards])
+    _state.host_of = [card["host"] for card in cards]
+    here = [i for i, host in enumerate(_state.host_of) if host == _state.host_of[process]]
+
+    core, reason = _native.core(), _native.missing_reason()
+    memory, offer = -1, None
+    if core is not None and process == here[0] and len(here) > 1:
+        offer = {"pid": os.getpid(), "nonce": secrets.randbits(63)}
+        devices = max(cards[i]["devices"] for i in here)
+        try:
+            memory = core.create_segment(len(here), *_measures(devices), offer["nonce"])
+            offer["memory"] = memory
+        except RuntimeError as error:
+            offer["problem"] = str(error)
+    offers = board.exchange("segments", offer)
+    mine = offers[here[0]]
+    if core is not None and mine is not None:
+        reason = _join(core, mine, here, process)
+    reasons = board.exchange("attached", reason)
+    if memory >= 0:
+        os.close(memory)
+    found = [f"process {i}: {text}" for i, text in enumerate(reasons) if text]
+    _state.problem = "; ".join(found[:3]) or None
+    if _state.problem:
+        logger.warning(
+            "jaxcoll: no native calls between processes (%s); they run on jax.lax.", _state.problem
+        )
+        return
+    _use(core)
+
+
+@ft.cache
+def _use(core: Any) -> None:
+    _compat.lower_for_devices(_placed)
+    # Before JAX's own hook, which waits for the other processes.
+    atexit.register(core.leave)
+
+
+def problem() -> str | None:
+    """Says why calls between processes can't be native, or None; warns once."""
+    if jax.process_count() == 1:
+        return None
+    if _state.attachments == 0:
+        _warn_once()
+        return "jaxcoll.initialize() was not called in this job of several processes"
+    return _state.problem
+
+
+@ft.cache
+def _warn_once() -> None:
+    logger.warning(
+        "jaxcoll: this job has several processes and jaxcoll.initialize() was not called: "
+        "collectives run on jax.lax. Call it on all processes, before the first collective."
+    )
+
+
+def depends_on_places(primitive: Primitive) -> None:
+    """Has programs with the primitive lowered for each list of devices, once that matters."""
+    _placed.append(primitive)
+    if _state.attachments:
+        _compat.lower_for_devices([primitive])
+
+
+def group_problem(processes: Sequence[int]) -> str | None:
+    """Says why the ranks of a group, in these processes, can't share memory, or None."""
+    if len({_state.host_of[process] for process in processes}) > 1:
+        return "the group spans several hosts"
+    return None
+
+
+class _Board:
+    """Where every process pins a note that all read."""
+
+    def __init__(self, prefix: str, process: int, num_processes: int) -> None:
+        self._prefix = prefix
+        self._process = process
+        self._num_processes = num_processes
+        self._client = _compat.coordination_client()
+
+    def exchange(self, topic: str, note: Any) -> list[Any]:
+        """Returns the notes of all processes, in their order."""
+        folder = f"{self._prefix}/{topic}"
+        self._client.key_value_set(f"{folder}/{self._process}", json.dumps(note))
+        try:
+            return [
+                json.loads(self._client.blocking_key_value_get(f"{folder}/{i}", _PATIENCE_MS))
+                for i in range(self._num_processes)
+            ]
+        except Exception as error:
+            raise RuntimeError(
+                "jaxcoll.initialize: not all processes of the job came; all of them must call it "
+                f"({error})"
+            ) from error
+
+
+def _card() -> dict[str, Any]:
+    """What a process tells all others."""
+    return {
+        "host": _host(),
+        "devices": _num_devices(),
+        "settings": {
+            "jax": jax.__version__,
+            "jaxcoll": _version(),
+            "backend": config.backend,
+            "accelerate_lax": accelerates_lax(),
+            "segment bytes": os.environ.get("JAXCOLL_SEGMENT_BYTES", ""),
+            "crossovers": _crossovers.fingerprint(),
+        },
+    }
+
+
+def _compare(settings: Sequence[dict[str, Any]]) -> None:
+    for name, value in settings[0].items():
+        for process, other in enumerate(settings):
+            if other.get(name) != value:
+                raise RuntimeError(
+                    f"jaxcoll.initialize: {name} differs between the processes of the job: "
+                    f"process 0 has {value!r}, process {process} has {other.get(name)!r}. "
+                    "It must be the same on all."
+                )
+
+
+def _join(core: Any, offer: dict[str, Any], here: Sequence[int], process: int) -> str | None:
+    """Attaches to the segment that the host's first process has made; says why not."""
+    if text := offer.get("problem"):
+        return (
+            f"{text}. Give the processes more memory, or set JAXCOLL_SEGMENT_BYTES to less than "
+            f"{_segment_bytes(_num_devices())}, the bytes for each of them"
+        )
+    path = f"/proc/{offer['pid']}/fd/{offer['memory']}"
+    try:
+        memory = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        return f"process {here[0]}'s memory can't be opened ({error})"
+    try:
+        core.attach(memory, offer["nonce"], list(here), process)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        os.close(memory)
+    return None
+
+
+def _measures(num_devices: int) -> tuple[int, int]:
+    """Returns the number of lanes of a process, and the bytes of each one's window."""
+    lanes = max(_MIN_LANES, _LANES_PER_DEVICE * num_devices)
+    window = min(_segment_bytes(num_devices) // lanes, _MAX_WINDOW) // _PAGE * _PAGE
+    return lanes, max(window, _PAGE)
+
+
+def _segment_bytes(num_devices: int) -> int:
+    """Returns the bytes of one process: as set, or a window of full size for each lane."""
+    value = os.environ.get("JAXCOLL_SEGMENT_BYTES", "").strip()
+    if not value:
+        return max(_MIN_LANES, _LANES_PER_DEVICE * num_devices) * _MAX_WINDOW
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    match = re.fullmatch(r"(\d+)([KMG]?)", value.upper())
+    if match is None or int(match[1]) == 0:
+        raise ValueError(
+            "environment: JAXCOLL_SEGMENT_BYTES: expected a number of bytes, such as 16M, got "
+            f"{value!r}."
+        )
+    return int(match[1]) * units[match[2]]
+
+
+def _num_devices() -> int:
+    """How many CPU devices this process will have, without starting JAX."""
+    configured = jax.config.jax_num_cpu_devices
+    flags = re.findall(
+        r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
+    )
+    return max(1, configured, *(int(count) for count in flags[-1:]))
+
+
+def _host() -> str:
+    """Returns the same for processes that can see one another, and for no others."""
+    if chosen := os.environ.get("JAXCOLL_HOST_ID"):
+        return chosen
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("jaxcoll")
+    except metadata.PackageNotFoundError:  # run from its sources
+        return "unknown"
