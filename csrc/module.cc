@@ -105,8 +105,12 @@ int CreateSegment(std::size_t num_seats, std::size_t num_lanes, std::size_t wind
 
 void Attach(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
             std::int64_t process) {
+  const auto segment = std::make_shared<Segment>();
   std::shared_ptr<Session> session;
-  const Status status = Session::Begin(memory, nonce, std::move(processes), process, session);
+  Status status = segment->Map(memory, nonce);
+  if (status.ok()) {
+    status = Session::Begin(segment, std::move(processes), process, session);
+  }
   if (!status.ok()) {
     throw std::runtime_error(status.message);
   }

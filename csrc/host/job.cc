@@ -38,13 +38,11 @@ bool ProcessStat(std::int64_t pid, char& state, std::int64_t& start_ticks) {
 
 }  // namespace
 
-Status Session::Begin(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
+Status Session::Begin(std::shared_ptr<const Segment> segment, std::vector<std::int64_t> processes,
                       std::int64_t mine, std::shared_ptr<Session>& session) {
   std::shared_ptr<Session> made(new Session());
-  if (Status status = made->segment_.Map(memory, nonce); !status.ok()) {
-    return status;
-  }
-  const SegmentShape& shape = made->segment_.shape();
+  made->segment_ = std::move(segment);
+  const SegmentShape& shape = made->segment_->shape();
   made->processes_ = std::move(processes);
   const int seat = made->SeatOf(mine);
   if (seat < 0 || made->processes_.size() != shape.num_seats) {
@@ -58,7 +56,7 @@ Status Session::Begin(int memory, std::uint64_t nonce, std::vector<std::int64_t>
   for (std::size_t lane = shape.num_lanes; lane > 0; --lane) {
     made->fresh_.push_back(static_cast<int>(lane - 1));
   }
-  Seat& sat = made->segment_.seat(made->seat_);
+  Seat& sat = made->segment_->seat(made->seat_);
   char state = '?';
   std::int64_t start_ticks = 0;
   ProcessStat(getpid(), state, start_ticks);
@@ -121,7 +119,7 @@ void Session::LeaveLane(int lane, std::uint64_t end_word, const Readers& readers
 }
 
 std::string Session::GoneReason(std::size_t seat, std::int64_t now_ns, std::string& state) const {
-  const Seat& other = segment_.seat(seat);
+  const Seat& other = segment_->seat(seat);
   const std::int64_t pid = other.pid.load(std::memory_order_acquire);
   state = "running";
   if (pid == 0) {
@@ -147,7 +145,7 @@ std::string Session::GoneReason(std::size_t seat, std::int64_t now_ns, std::stri
 }
 
 void Session::Leave() const {
-  segment_.seat(seat_).leaves_since_ns.store(NowNs(), std::memory_order_release);
+  segment_->seat(seat_).leaves_since_ns.store(NowNs(), std::memory_order_release);
 }
 
 Job& Job::Get() {

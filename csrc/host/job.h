@@ -20,11 +20,11 @@ namespace jaxcoll {
 /// All methods may be called from any thread.
 class Session {
  public:
-  /// Sits down in the job `nonce`, whose seats are those of `processes`, as process `mine`.
-  static Status Begin(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
+  /// Sits down in `segment`, whose seats are those of `processes`, as process `mine`.
+  static Status Begin(std::shared_ptr<const Segment> segment, std::vector<std::int64_t> processes,
                       std::int64_t mine, std::shared_ptr<Session>& session);
 
-  [[nodiscard]] const Segment& segment() const { return segment_; }
+  [[nodiscard]] const Segment& segment() const { return *segment_; }
   [[nodiscard]] std::size_t seat() const { return seat_; }
   /// By seat.
   [[nodiscard]] const std::vector<std::int64_t>& processes() const { return processes_; }
@@ -62,7 +62,7 @@ class Session {
 
   static bool IsRead(const Left& left);
 
-  Segment segment_;
+  std::shared_ptr<const Segment> segment_;
   std::size_t seat_ = 0;
   std::vector<std::int64_t> processes_;
   bool is_crowded_ = false;

@@ -97,15 +97,24 @@ void OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffe
   }
 }
 
+// A chunk for each process in each round, all of about the same size.
+std::size_t ChunkBytes(const std::vector<ReducedLeaf>& leaves, const Membership& members,
+                       std::size_t half_bytes) {
+  const std::size_t processes = members.num_processes();
+  const std::size_t most = std::min(
+      getenv("JC_CHUNK") ? atol(getenv("JC_CHUNK")) : kMaxChunkBytes, AlignedDown(half_bytes / (processes * members.most_ranks() + 1)));
+  const std::size_t bytes = PackedTree::PackedBytes(leaves);
+  const std::size_t rounds = std::max<std::size_t>(1, (bytes + processes * most - 1) / (processes * most));
+  return std::min(most, Aligned((bytes + rounds * processes - 1) / (rounds * processes)));
+}
+
 // A half window: for each owner, each of this process's ranks' chunk; then the reduced chunk.
 ChunkedAllReduce::ChunkedAllReduce(std::vector<ReducedLeaf> leaves, const Membership& members,
                                    std::size_t window_bytes)
     : leaves_(std::move(leaves)),
       members_(members),
       half_bytes_(window_bytes / 2),
-      chunk_bytes_(std::min(
-          kMaxChunkBytes,
-          AlignedDown(half_bytes_ / (members.num_processes() * members.most_ranks() + 1)))),
+      chunk_bytes_(ChunkBytes(leaves_, members, half_bytes_)),
       tree_(leaves_, chunk_bytes_) {}
 
 std::size_t ChunkedAllReduce::num_rounds() const {
@@ -168,7 +177,7 @@ std::unique_ptr<const Route> MakeAllReduceRoute(std::vector<ReducedLeaf> leaves,
                                                 const Membership& members,
                                                 std::size_t window_bytes) {
   const std::size_t bytes = PackedTree::PackedBytes(leaves);
-  if (bytes * members.num_ranks() <= kOneShotBytes &&
+  if (bytes * members.num_ranks() <= (getenv("JC_ONE") ? atol(getenv("JC_ONE")) : kOneShotBytes) &&
       bytes * members.most_ranks() <= window_bytes) {
     return std::make_unique<OneShotAllReduce>(std::move(leaves), members);
   }

@@ -318,6 +318,11 @@ class StampWork final : public Work {
   [[nodiscard]] std::size_t num_chunks(std::size_t) const override { return num_chunks_; }
   [[nodiscard]] std::size_t bytes_moved(std::size_t) const override { return bytes_; }
 
+  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership&,
+                                                       std::size_t) const override {
+    return nullptr;  // its ranks are in one process
+  }
+
   void Run(std::size_t chunk, const Buffers& buffers) const override {
     std::uint64_t sum = 0;
     for (std::size_t r = 0; r < buffers.num_ranks; ++r) {
