@@ -114,7 +114,16 @@ void Attach(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes
   if (!status.ok()) {
     throw std::runtime_error(status.message);
   }
+  Watchdog::Get().SettleFailures();
   Job::Get().Attach(std::move(session));
+}
+
+std::optional<std::string> JobFailure() {
+  const std::shared_ptr<Session> session = Job::Get().session();
+  if (session == nullptr || !session->segment().failed()) {
+    return std::nullopt;
+  }
+  return session->segment().failure();
 }
 
 void Leave() {
@@ -144,6 +153,8 @@ NB_MODULE(_core, m) {
   m.def("attach", &Attach, nb::arg("memory"), nb::arg("nonce"), nb::arg("processes"),
         nb::arg("process"),
         "Joins the segment behind a file descriptor as `process`, one of `processes`.");
+  m.def("job_failure", &JobFailure,
+        "Why calls between processes fail until all attach anew, or None.");
   m.def("leave", &Leave, "Tells the other processes that this one is about to exit.");
   m.def(
       "num_calls", [] { return Recorder::Get().num_calls(); },

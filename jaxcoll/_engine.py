@@ -24,7 +24,7 @@ from jax.extend.core import Primitive
 from jaxcoll import _compat, _crossovers, _native
 from jaxcoll._config import accelerates_lax, config, logger
 
-_PATIENCE_MS = 300_000
+_PATIENCE_S = 3600
 _MIB = 1 << 20
 # A lane for each call that may be open at once, see csrc/host/job.h.
 _LANES_PER_DEVICE = 4
@@ -38,13 +38,41 @@ class _State:
     attachments: int = 0
     host_of: Sequence[str] = ()
     problem: str | None = None
+    window_bytes: int = 0
 
 
 _state = _State()
 _placed: list[Primitive] = []
 
 
-def attach() -> None:
+def reset() -> None:
+    """Makes collectives between processes work again after an error; call it on all processes.
+
+    After a `CollectiveError` between processes, every further call between them fails with the same
+    cause, because the processes may stand at different places of their programs. This waits until
+    all of them have come here, makes them a new shared memory, and forgets the old one. What the
+    failed programs were to compute, and arrays that were donated to them, is lost. In a job of one
+    process it does nothing: there, the next program runs anyway.
+
+    Raises:
+        RuntimeError: a process has ended or does not come within `config.timeout_s`, or
+            `jaxcoll.initialize()` was not called.
+
+    Example:
+        >>> try:
+        ...     state = jax.block_until_ready(train_step(state, batch))
+        ... except jax.errors.JaxRuntimeError:
+        ...     jaxcoll.reset()
+        ...     state = restore(checkpoint)
+    """
+    if _compat.process_of_job()[1] == 1:
+        return
+    if not _state.attachments:
+        raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
+    attach("reset")
+
+
+def attach(call: str = "initialize") -> None:
     """Joins the memory of this host's processes; all processes of the job do so together.
 
     Raises:
@@ -54,20 +82,21 @@ def attach() -> None:
     if num_processes == 1:
         return
     _state.attachments += 1
-    board = _Board(f"jaxcoll/{_state.attachments}", process, num_processes)
+    board = _Board(call, f"jaxcoll/{_state.attachments}", process, num_processes)
 
     cards = board.exchange("settings", _card())
-    _compare([card["settings"] for card in cards])
+    _compare(call, [card["settings"] for card in cards])
     _state.host_of = [card["host"] for card in cards]
     here = [i for i, host in enumerate(_state.host_of) if host == _state.host_of[process]]
+
+    lanes, _state.window_bytes = _measures(max(cards[i]["devices"] for i in here))
 
     core, reason = _native.core(), _native.missing_reason()
     memory, offer = -1, None
     if core is not None and process == here[0] and len(here) > 1:
         offer = {"pid": os.getpid(), "nonce": secrets.randbits(63)}
-        devices = max(cards[i]["devices"] for i in here)
         try:
-            memory = core.create_segment(len(here), *_measures(devices), offer["nonce"])
+            memory = core.create_segment(len(here), lanes, _state.window_bytes, offer["nonce"])
             offer["memory"] = memory
         except RuntimeError as error:
             offer["problem"] = str(error)
@@ -92,7 +121,14 @@ def attach() -> None:
 def _use(core: Any) -> None:
     _compat.lower_for_devices(_placed)
     # Before JAX's own hook, which waits for the other processes.
-    atexit.register(core.leave)
+    atexit.register(_leave, core)
+
+
+def _leave(core: Any) -> None:
+    """Tells the other processes that this one makes no more calls."""
+    with contextlib.suppress(Exception):  # steps in flight may fail: nobody asked for them
+        jax.block_until_ready(jax.live_arrays())
+    core.leave()
 
 
 def problem() -> str | None:
@@ -113,6 +149,11 @@ def _warn_once() -> None:
     )
 
 
+def window_bytes() -> int:
+    """Returns the bytes of one call's share of the segment; 0 before there is one."""
+    return _state.window_bytes
+
+
 def depends_on_places(primitive: Primitive) -> None:
     """Has programs with the primitive lowered for each list of devices, once that matters."""
     _placed.append(primitive)
@@ -130,7 +171,8 @@ def group_problem(processes: Sequence[int]) -> str | None:
 class _Board:
     """Where every process pins a note that all read."""
 
-    def __init__(self, prefix: str, process: int, num_processes: int) -> None:
+    def __init__(self, call: str, prefix: str, process: int, num_processes: int) -> None:
+        self._call = call
         self._prefix = prefix
         self._process = process
         self._num_processes = num_processes
@@ -140,16 +182,18 @@ class _Board:
         """Returns the notes of all processes, in their order."""
         folder = f"{self._prefix}/{topic}"
         self._client.key_value_set(f"{folder}/{self._process}", json.dumps(note))
+        return [self._read(folder, i) for i in range(self._num_processes)]
+
+    def _read(self, folder: str, process: int) -> Any:
+        seconds = _PATIENCE_S if config.timeout_s is None else config.timeout_s
         try:
-            return [
-                json.loads(self._client.blocking_key_value_get(f"{folder}/{i}", _PATIENCE_MS))
-                for i in range(self._num_processes)
-            ]
-        except Exception as error:
+            note = self._client.blocking_key_value_get(f"{folder}/{process}", int(1000 * seconds))
+        except Exception as error:  # of jaxlib's making, one type for all that goes wrong
             raise RuntimeError(
-                "jaxcoll.initialize: not all processes of the job came; all of them must call it "
-                f"({error})"
+                f"{self._call}(): process {process} did not come within {seconds:g} s. All "
+                f"processes of the job must call it. ({str(error).splitlines()[0]})"
             ) from error
+        return json.loads(note)
 
 
 def _card() -> dict[str, Any]:
@@ -168,12 +212,12 @@ def _card() -> dict[str, Any]:
     }
 
 
-def _compare(settings: Sequence[dict[str, Any]]) -> None:
+def _compare(call: str, settings: Sequence[dict[str, Any]]) -> None:
     for name, value in settings[0].items():
         for process, other in enumerate(settings):
             if other.get(name) != value:
                 raise RuntimeError(
-                    f"jaxcoll.initialize: {name} differs between the processes of the job: "
+                    f"{call}(): {name} differs between the processes of the job: "
                     f"process 0 has {value!r}, process {process} has {other.get(name)!r}. "
                     "It must be the same on all."
                 )

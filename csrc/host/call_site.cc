@@ -218,7 +218,9 @@ Arrival CallSite::Arrive(const Visit& visit, WaiterFactory& factory) {
       visit.meeting->Arrive(visit.key, visit.rank, visit.now_ns, *visit.entry, factory);
   if (arrival.answer == Answer::kFailed) {
     Watchdog::Get().FailRun(visit.key.run, arrival.failure);
-    visit.meeting->FailJob(*arrival.failure);
+    if (!Watchdog::Get().IsSettled(visit.key.run)) {
+      visit.meeting->FailJob(*arrival.failure);
+    }
   }
   return arrival;
 }

@@ -2,7 +2,7 @@
 
 #include <pthread.h>  // pthread_setname_np
 
-#include <algorithm>  // std::clamp
+#include <algorithm>  // std::any_of, std::clamp
 #include <chrono>     // std::chrono::nanoseconds
 #include <thread>     // std::thread
 #include <utility>    // std::move
@@ -60,7 +60,7 @@ void Watchdog::FailRun(std::int64_t run, std::shared_ptr<const Status> cause) {
     if (failed_.size() == kRememberedRuns) {
       failed_.pop_front();
     }
-    failed_.push_back({run, std::move(cause)});
+    failed_.push_back({.run = run, .cause = std::move(cause)});
     any_failed_.store(true, std::memory_order_release);
   }
   LookNow();
@@ -82,6 +82,20 @@ std::shared_ptr<const Status> Watchdog::FailureOf(std::int64_t run) {
     }
   }
   return nullptr;
+}
+
+void Watchdog::SettleFailures() {
+  const std::lock_guard<std::mutex> lock(failed_mutex_);
+  for (FailedRun& failed : failed_) {
+    failed.is_settled = true;
+  }
+}
+
+bool Watchdog::IsSettled(std::int64_t run) {
+  const std::lock_guard<std::mutex> lock(failed_mutex_);
+  return std::any_of(failed_.begin(), failed_.end(), [run](const FailedRun& failed) {
+    return failed.run == run && failed.is_settled;
+  });
 }
 
 void Watchdog::Loop() {

@@ -39,6 +39,12 @@ class Watchdog {
   /// Why the run failed, or null. Costs one load while no run has failed.
   std::shared_ptr<const Status> FailureOf(std::int64_t run);
 
+  /// The failures so far are dealt with: ranks of those runs that come late still get the cause, and
+  /// fail nothing else.
+  void SettleFailures();
+  /// Whether the run's failure was settled.
+  bool IsSettled(std::int64_t run);
+
  private:
   // A RunId is unique enough among the latest launches, not for ever: forget old failures.
   static constexpr std::size_t kRememberedRuns = 256;
@@ -46,6 +52,7 @@ class Watchdog {
   struct FailedRun {
     std::int64_t run;
     std::shared_ptr<const Status> cause;
+    bool is_settled = false;
   };
 
   Watchdog();

@@ -1,0 +1,71 @@
+"""Every op over groups across processes, inside them, and both: NumPy's values, natively."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from world import assert_blocks, mapped, mesh, native_calls, put, say
+
+from helpers import DTYPES, EXAMPLES, OPS, Op, blocks, refused
+
+import jaxcoll
+
+Group = Callable[[np.ndarray], np.ndarray]
+
+
+def by_groups(reference: Group, xs: np.ndarray, shape: tuple[int, int], axes: Any) -> np.ndarray:
+    """Returns what `reference` makes of each group of the devices in `shape`, stacked."""
+    rows = xs.reshape(*shape, *xs.shape[1:])
+    if axes == (0, 1):
+        return reference(xs)
+    if axes == (1,):
+        results = np.stack([reference(row) for row in rows])
+    else:
+        results = np.stack([reference(rows[:, i]) for i in range(shape[1])], axis=1)
+    return results.reshape(-1, *results.shape[2:])
+
+
+def check(op: Op, order: str, names: tuple[str, ...], dtypes: tuple[Any, ...]) -> None:
+    over = mesh(order)
+    shape = over.devices.shape
+    axes = tuple(over.axis_names.index(name) for name in names)
+    size = int(np.prod([shape[axis] for axis in axes]))
+    xs = {
+        str(np.dtype(dtype)): np.concatenate(
+            [
+                blocks(op, size, dtype) if group == 0 else blocks(op, size, dtype)[::-1]
+                for group in range(over.size // size)
+            ]
+        )
+        for dtype in dtypes
+        if dtype is not None and not refused(op, np.dtype(dtype))
+    }
+    arguments = {name: put(x, over) for name, x in xs.items()}
+    program = mapped(lambda tree: jax.tree.map(op.over(names)["ours"], tree), over)
+    what = f"{op.name} over {names} of {dict(over.shape)}"
+    with jaxcoll.using(backend="native" if size > 1 else "auto"):
+        with native_calls(len(xs) * len(jax.local_devices()) if size > 1 else 0):
+            results = jax.block_until_ready(program(arguments))
+    for name, x in xs.items():
+        expected = by_groups(op.reference, x, shape, axes)
+        assert_blocks(results[name], expected, f"{what}, {name}")
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    orders = ["processes first"]
+    if jax.local_device_count() > 1:
+        orders.append("devices first")
+    for op in OPS:
+        dtypes = (np.int32 if "and" in op.name or "or" in op.name[-3:] else np.float32,)
+        for order in orders:
+            check(op, order, mesh(order).axis_names, dtypes)
+        for name in mesh().axis_names if len(orders) > 1 else ():
+            check(op, orders[0], (name,), dtypes)
+    for op in EXAMPLES:
+        check(op, orders[0], mesh().axis_names, DTYPES)
+    say("all values are right")
+
+
+main()
