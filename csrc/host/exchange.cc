@@ -88,12 +88,19 @@ Lane& Exchange::lane() const {
   return session_->segment().lane(session_->seat(), static_cast<std::size_t>(lane_));
 }
 
-std::shared_ptr<const Status> Exchange::JobFailure() const {
-  const std::shared_ptr<Session> session = job_.session();
-  if (!session->segment().failed()) {
+void Exchange::Prepare() {
+  if (const std::uint64_t epoch = job_.epoch(); session_ == nullptr || epoch != epoch_) {
+    epoch_ = epoch;
+    session_ = job_.session();
+    occurrences_ = &session_->Occurrences(group_, site_);
+  }
+}
+
+std::shared_ptr<const Status> Exchange::Failure() const {
+  if (!session_->segment().failed()) {
     return nullptr;
   }
-  return std::make_shared<const Status>(Internal(session->segment().failure()));
+  return std::make_shared<const Status>(Internal(session_->segment().failure()));
 }
 
 void Exchange::FailJob(const Status& cause) const { job_.session()->segment().Fail(cause.message); }
@@ -101,7 +108,6 @@ void Exchange::FailJob(const Status& cause) const { job_.session()->segment().Fa
 // ---- Steps ---------------------------------------------------------------------------------------
 
 Exchange::Progress Exchange::Begin(const Buffers& local) {
-  session_ = job_.session();
   local_ = local;
   lane_ = -1;
   step_ = 0;
@@ -114,7 +120,9 @@ Exchange::Progress Exchange::Begin(const Buffers& local) {
     FailJob(Internal(names_.Text() + ": it does not fit the job's shared memory"));
     return Progress::kFailed;
   }
-  name_ = {.group = group_, .site = site_, .occurrence = session_->NextOccurrence(group_, site_)};
+  name_ = {.group = group_,
+           .site = site_,
+           .occurrence = occurrences_->fetch_add(1, std::memory_order_relaxed) + 1};
   tag_ = TagOf(name_);
   return Spin(kSpinNs);
 }
@@ -128,9 +136,6 @@ bool Exchange::OpenLane() {
   // Whoever reads what follows meanwhile finds the word changed, and drops it.
   mine.word.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  if (mine.site.load(std::memory_order_relaxed) != site_) {
-    mine.text.Set(names_.Text());
-  }
   mine.group.store(name_.group, std::memory_order_relaxed);
   mine.site.store(name_.site, std::memory_order_relaxed);
   mine.occurrence.store(name_.occurrence, std::memory_order_relaxed);
@@ -277,9 +282,14 @@ void Exchange::Sleep() {
 Exchange::Progress Exchange::Finish() {
   std::int64_t since_ns = NowNs();
   std::size_t step = step_;
+  bool is_named = false;
   for (;;) {
     if (lane_ >= 0) {
-      lane().waits_since_ns.store(since_ns, std::memory_order_relaxed);
+      if (!is_named) {  // not in every call: others read it only where one waits for long
+        lane().text.Set(names_.Text());
+        is_named = true;
+      }
+      lane().waits_since_ns.store(since_ns, std::memory_order_release);
     }
     Sleep();
     if (const Progress progress = Spin(0); progress != Progress::kWaits) {
@@ -333,7 +343,7 @@ bool Exchange::IsMismatch(std::int64_t now_ns, std::string& calls) const {
       const Lane& lane = segment.lane(seat, i);
       const std::uint64_t word = lane.word.load(std::memory_order_acquire);
       const CallName name = NameOf(lane);
-      const std::int64_t since_ns = lane.waits_since_ns.load(std::memory_order_relaxed);
+      const std::int64_t since_ns = lane.waits_since_ns.load(std::memory_order_acquire);
       const std::string what = lane.text.Get();
       if (word == 0 || name.group != group_ || since_ns == 0 || now_ns - since_ns < kMismatchNs ||
           TagOf(name) != word >> Lane::kProgressBits) {

@@ -84,14 +84,17 @@ class Exchange {
 
   enum class Progress { kDone, kWaits, kFailed };
 
+  /// Takes note of the job's session as it is now; before each call, and not during one.
+  void Prepare();
+  /// Why the prepared call can't be made, or ended so: the job has failed. Null otherwise.
+  [[nodiscard]] std::shared_ptr<const Status> Failure() const;
+
   /// Begins the next call with this process's buffers, which stay until it has ended, and goes as
   /// far as it can without giving up the core for long.
   Progress Begin(const Buffers& local);
   /// Goes on to the end.
   Progress Finish();
 
-  /// After kFailed, and before a call: why the job has failed, or null.
-  [[nodiscard]] std::shared_ptr<const Status> JobFailure() const;
   /// Fails the job: this process can't take part in its next call.
   void FailJob(const Status& cause) const;
 
@@ -120,6 +123,8 @@ class Exchange {
 
   Job& job_;
   std::shared_ptr<Session> session_;
+  std::uint64_t epoch_ = 0;  // of the job when session_ was taken
+  std::atomic<std::uint64_t>* occurrences_ = nullptr;
   const std::uint64_t group_;
   const std::uint64_t site_;
   const Membership& members_;

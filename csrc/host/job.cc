@@ -71,9 +71,9 @@ int Session::SeatOf(std::int64_t process) const {
   return found == processes_.end() ? -1 : static_cast<int>(found - processes_.begin());
 }
 
-std::uint64_t Session::NextOccurrence(std::uint64_t group, std::uint64_t site) {
+std::atomic<std::uint64_t>& Session::Occurrences(std::uint64_t group, std::uint64_t site) {
   const std::lock_guard<std::mutex> lock(occurrences_mutex_);
-  return ++occurrences_[group][site];
+  return occurrences_[group][site];
 }
 
 bool Session::IsRead(const Left& left) {
@@ -88,7 +88,7 @@ bool Session::IsRead(const Left& left) {
 }
 
 int Session::TakeLane() {
-  const std::lock_guard<std::mutex> lock(lanes_mutex_);
+  const std::lock_guard<SpinLock> lock(lanes_lock_);
   // The oldest alone, unless there is nothing else.
   const std::size_t num_looks = fresh_.empty() ? num_left_ : std::min<std::size_t>(1, num_left_);
   for (std::size_t i = 0; i < num_looks; ++i) {
@@ -110,7 +110,7 @@ int Session::TakeLane() {
 }
 
 void Session::LeaveLane(int lane, std::uint64_t end_word, const Readers& readers) {
-  const std::lock_guard<std::mutex> lock(lanes_mutex_);
+  const std::lock_guard<SpinLock> lock(lanes_lock_);
   Left& left = left_[(first_left_ + num_left_) % left_.size()];
   ++num_left_;
   left.lane = lane;

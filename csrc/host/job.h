@@ -11,6 +11,7 @@
 #include <unordered_map>  // std::unordered_map
 #include <vector>         // std::vector
 
+#include "core/spin_lock.h"
 #include "core/status.h"
 #include "host/segment.h"
 
@@ -33,8 +34,8 @@ class Session {
   /// More processes than cores: whoever waits must give up the core.
   [[nodiscard]] bool is_crowded() const { return is_crowded_; }
 
-  /// The next occurrence of a site in a group: 1, 2, ...
-  std::uint64_t NextOccurrence(std::uint64_t group, std::uint64_t site);
+  /// How many times this process has come to a site in a group. Lives as long as the session.
+  std::atomic<std::uint64_t>& Occurrences(std::uint64_t group, std::uint64_t site);
 
   /// A lane that nobody reads any more, or -1 where there is none. It is the caller's until Leave.
   int TakeLane();
@@ -68,11 +69,12 @@ class Session {
   bool is_crowded_ = false;
 
   std::mutex occurrences_mutex_;
-  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::uint64_t>> occurrences_;
+  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::atomic<std::uint64_t>>>
+      occurrences_;  // by group and site
 
   // Lanes go round among as few as possible, whose windows so stay in this core's cache: the one
   // that was left first is the next, if nobody reads it; else a fresh one.
-  std::mutex lanes_mutex_;  // guards the next three
+  SpinLock lanes_lock_;  // guards the next four
   std::vector<int> fresh_;
   std::vector<Left> left_;  // a ring of num_lanes
   std::size_t first_left_ = 0, num_left_ = 0;

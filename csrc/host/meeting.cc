@@ -56,9 +56,6 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   if (auto failure = Watchdog::Get().FailureOf(key.run); failure != nullptr) {
     return {Answer::kFailed, std::move(failure)};
   }
-  if (auto failure = JobFailure(); failure != nullptr) {
-    return {Answer::kFailed, std::move(failure)};
-  }
   Rank& me = ranks_[rank];
   std::uint64_t num_done_before = 0;
   {
@@ -77,6 +74,13 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     }
     if (state_ == State::kFailed) {
       return {Answer::kFailed, failure_};
+    }
+    if (exchange_ != nullptr && state_ == State::kOpen) {
+      if (auto failure = exchange_->Failure(); failure != nullptr) {
+        Watchdog::Get().FailRun(key.run, failure);  // see Fail
+        FailOpenCall(failure);
+        return {Answer::kFailed, std::move(failure)};
+      }
     }
     if (me.arrived) {
       return {Answer::kFailed,
@@ -146,7 +150,7 @@ Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& 
       entry.Set(Moment::kResumed, Finish());
       return {Answer::kReady, nullptr};
     case Exchange::Progress::kFailed: {
-      std::shared_ptr<const Status> failure = exchange_->JobFailure();
+      std::shared_ptr<const Status> failure = exchange_->Failure();
       Finish(failure);
       return {Answer::kFailed, std::move(failure)};
     }
@@ -169,12 +173,13 @@ void Meeting::Continuation::Run() {
   Meeting& meeting = meeting_;
   CallSite& site = meeting.site_;
   const bool is_done = meeting.exchange_->Finish() == Exchange::Progress::kDone;
-  meeting.Finish(is_done ? nullptr : meeting.exchange_->JobFailure());
+  meeting.Finish(is_done ? nullptr : meeting.exchange_->Failure());
   site.Unref();
 }
 
-std::shared_ptr<const Status> Meeting::JobFailure() const {
-  return exchange_ == nullptr ? nullptr : exchange_->JobFailure();
+std::shared_ptr<const Status> Meeting::JobFailure() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return exchange_ == nullptr || state_ != State::kOpen ? nullptr : exchange_->Failure();
 }
 
 void Meeting::FailJob(const Status& cause) const {
@@ -193,6 +198,9 @@ bool Meeting::Open(const Key& key, std::int64_t now_ns) {
   }
   if (state_ == State::kMoving) {
     return false;
+  }
+  if (exchange_ != nullptr) {
+    exchange_->Prepare();
   }
   key_ = key;
   state_ = State::kOpen;

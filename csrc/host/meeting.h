@@ -103,8 +103,8 @@ class Meeting {
   /// Returns false where it is no longer open.
   bool Fail(const Key& key, const std::shared_ptr<const Status>& failure);
 
-  /// Why the other processes fail this meeting's next call, or null.
-  [[nodiscard]] std::shared_ptr<const Status> JobFailure() const;
+  /// Why the other processes fail the open call, or null.
+  [[nodiscard]] std::shared_ptr<const Status> JobFailure();
   /// Fails the job, where other processes take part.
   void FailJob(const Status& cause) const;
 

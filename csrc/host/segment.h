@@ -68,7 +68,7 @@ struct alignas(64) Lane {
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint64_t> group, site, occurrence;  ///< stable while `word` holds their tag
   std::atomic<std::int64_t> waits_since_ns;            ///< 0: its process does not wait in it
-  alignas(64) SharedText<256> text;
+  alignas(64) SharedText<256> text;                    ///< of the call, while it waits
 
   static constexpr unsigned kProgressBits = 24;
   static constexpr std::uint64_t kMaxProgress = (std::uint64_t{1} << kProgressBits) - 1;
