@@ -12,6 +12,9 @@ from typing import Literal
 from jaxcoll._config import config, logger
 
 
+Path = Literal["native", "lax", "two-level"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """What one collective equation asked for and what it got.
@@ -24,7 +27,7 @@ class Decision:
         dtypes: of the operands, one a leaf.
         bytes: of all operands of one rank.
         group_size: ranks that communicate with each other; None outside of a manual region.
-        path: `native` or `lax`.
+        path: `native`; `lax`; or `two-level`, native on each host and XLA's own between hosts.
         reason: why not native; empty where it is.
         source: the user's `file:line (function)`.
         called: `jaxcoll` or `jax.lax`: whose function the user or a library called.
@@ -38,7 +41,7 @@ class Decision:
     dtypes: tuple[str, ...]
     bytes: int
     group_size: int | None
-    path: Literal["native", "lax"]
+    path: Path
     reason: str
     source: str
     called: Literal["jaxcoll", "jax.lax"]
@@ -49,7 +52,9 @@ class Decision:
         """In which order a reduction combines the ranks; empty where nothing is reduced."""
         if self.reduction is None:
             return ""
-        return "by rank" if self.path == "native" else "XLA's"
+        return {"native": "by rank", "two-level": "by rank on each host, then XLA's"}.get(
+            self.path, "XLA's"
+        )
 
 
 @dataclasses.dataclass(eq=False)  # one is found by identity

@@ -93,7 +93,9 @@ def attach(call: str = "initialize") -> None:
 
     core, reason = _native.core(), _native.missing_reason()
     memory, offer = -1, None
-    if core is not None and process == here[0] and len(here) > 1:
+    if len(here) == 1:  # nobody to share with: the seat alone counts
+        lanes, _state.window_bytes = 1, _PAGE
+    if core is not None and process == here[0]:
         offer = {"pid": os.getpid(), "nonce": secrets.randbits(63)}
         try:
             memory = core.create_segment(len(here), lanes, _state.window_bytes, offer["nonce"])
@@ -161,11 +163,9 @@ def depends_on_places(primitive: Primitive) -> None:
         _compat.lower_for_devices([primitive])
 
 
-def group_problem(processes: Sequence[int]) -> str | None:
-    """Says why the ranks of a group, in these processes, can't share memory, or None."""
-    if len({_state.host_of[process] for process in processes}) > 1:
-        return "the group spans several hosts"
-    return None
+def host_of(process: int) -> str:
+    """Returns the same for processes on one host."""
+    return _state.host_of[process]
 
 
 class _Board:

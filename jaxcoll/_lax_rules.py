@@ -10,8 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -20,8 +22,8 @@ from jax.interpreters import mlir
 import jaxcoll._predicates  # noqa: F401  (watches the branches that collectives stand in)
 from jaxcoll import _compat, _engine, _native
 from jaxcoll._config import accelerates_lax, refuse_after_fork, resolve_backend
+from jaxcoll._hosts import TwoLevel
 from jaxcoll._lowering import (
-    MARK,
     Call,
     Context,
     Groups,
@@ -31,7 +33,7 @@ from jaxcoll._lowering import (
     note,
 )
 from jaxcoll._lowering import marked as marked
-from jaxcoll._types import DTYPES, HALF_PRECISION, REDUCE_OPS, reduction_problem
+from jaxcoll._types import DTYPES, HALF_PRECISION, MARK, REDUCE_OPS, reduction_problem
 
 Params = dict[str, Any]
 
@@ -152,6 +154,23 @@ _COPIES: dict[str, Callable[[Context, Any, Params, Groups], Call | str]] = {
     "ppermute": _ppermute,
 }
 
+def _gathered_on_hosts(levels: TwoLevel, x: Any, params: Params, _: Any) -> Any:
+    dim = params["all_gather_dimension"]
+    return levels.all_gather(x if params["tiled"] else jnp.expand_dims(x, dim), dim)
+
+
+def _scattered_on_hosts(levels: TwoLevel, x: Any, params: Params, _: Any) -> Any:
+    dim = params["scatter_dimension"]
+    y = levels.reduce_scatter(x, dim)
+    return y if params["tiled"] else jnp.squeeze(y, dim)
+
+
+_ON_HOSTS: dict[str, Callable[..., Any]] = {
+    "all_reduce": lambda levels, x, params, reduction: levels.all_reduce(reduction, x),
+    "all_gather": _gathered_on_hosts,
+    "reduce_scatter": _scattered_on_hosts,
+}
+
 # ---- The rules -----------------------------------------------------------------------------------
 
 
@@ -186,6 +205,8 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
             if out.size == 0 and isinstance(out.dtype, np.dtype) and op != "all_reduce":
                 # XLA refuses to gather or scatter along a dimension of length zero.
                 return [_empty(ctx, x)]
+            if op == "reduce_scatter" and jax.process_count() > 1:
+                return _summed_and_sliced(ctx, x, params)
             if op == "reduce_scatter" and ctx.avals_in[0].dtype.name in HALF_PRECISION:
                 return _in_float32(ctx, x, lax_rule, params)
             return lax_rule(ctx, x, **params)
@@ -202,7 +223,12 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
                 return problem
             return _COPIES[op](ctx, x, params, groups)
 
-        return lower(ctx, request, make_call, [x], lower_to_lax)
+        def on_hosts(levels: TwoLevel) -> Callable[..., Any]:
+            return lambda x: _ON_HOSTS[op](levels, x, params, reduction)
+
+        return lower(
+            ctx, request, make_call, [x], lower_to_lax, on_hosts if op in _ON_HOSTS else None
+        )
 
     # Equal equations are lowered once and inlined unless that is switched off; then they would
     # share one position in the module and one source line.
@@ -220,6 +246,29 @@ def _empty(ctx: Context, x: ir.Value) -> ir.Value:
 
 def _is_whole_bytes(dtype: np.dtype) -> bool:
     return "int4" not in dtype.name and "int2" not in dtype.name and dtype.itemsize >= 1
+
+
+def _summed_and_sliced(ctx: Context, x: ir.Value, params: Params) -> Sequence[ir.Value]:
+    """A reduce_scatter without Gloo's, which is wrong at times for large chunks (jax#40830)."""
+    axes, groups, dim = params["axis_name"], params["axis_index_groups"], params["scatter_dimension"]
+
+    def sliced(x: Any) -> Any:
+        wide = x.astype(np.float32) if x.dtype.name in HALF_PRECISION else x
+        total = lax.psum(wide, axes, axis_index_groups=groups).astype(x.dtype)
+        index = lax.axis_index(axes)
+        size = lax.axis_size(axes)
+        if groups is not None:
+            size = len(groups[0])
+            place = np.zeros(sum(map(len, groups)), np.int32)
+            for group in groups:
+                place[list(group)] = np.arange(size)
+            index = jnp.asarray(place)[index]
+        length = x.shape[dim] // size
+        part = lax.dynamic_slice_in_dim(total, index * length, length, axis=dim)
+        return part if params["tiled"] else lax.squeeze(part, [dim])
+
+    with _compat.without_varying_axes():
+        return mlir.lower_fun(sliced, multiple_results=False)(_compat.untyped(ctx), x)
 
 
 def _in_float32(

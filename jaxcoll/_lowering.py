@@ -23,19 +23,16 @@ from jax.interpreters import mlir
 
 from jaxcoll import _compat, _crossovers, _decisions, _engine, _native, _processes
 from jaxcoll._config import logger, watch_forks
+from jaxcoll._decisions import Path
 from jaxcoll._errors import NativeUnavailableError
-from jaxcoll._types import Backend
+from jaxcoll._hosts import Levels, TwoLevel, levels_of
+from jaxcoll._types import MARK, Backend
 
 # csrc/host/work.h, kMaxRanks: the engine keeps a pointer for each rank on the stack.
 _MAX_GROUP = 256
 
 Context = mlir.LoweringRuleContext
 Groups = list[list[int]]
-
-
-# An entry of `set_xla_metadata`, which survives every transformation: the backend of a collective
-# of lax that one of our functions bound.
-MARK = "jaxcoll"
 
 
 def marked(backend: Backend) -> AbstractContextManager[Any]:
@@ -85,16 +82,31 @@ def lower(
     make_call: Callable[[Groups], Call | str],
     operands: Sequence[ir.Value],
     lower_to_lax: Callable[[], Sequence[ir.Value]],
+    on_hosts: Callable[[TwoLevel], Callable[..., Any]] | None = None,
 ) -> Sequence[ir.Value]:
     """Lowers one collective natively where that is possible, else through `lower_to_lax`.
 
     `make_call` gets the groups and returns the call, or says why there is none for these operands.
+    `on_hosts` returns a function of the operands for groups over several hosts; None where there is
+    none that is better than lax's.
     """
     watch_forks()
     if tuple(ctx.module_context.platforms) == ("cpu",):
         _warn_about_threads()
     groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
-    reason = _lax_reason(ctx, request.backend) or _group_reason(groups) or _place_reason(ctx, groups)
+    reason = _lax_reason(ctx, request.backend) or _group_reason(groups)
+    levels: Levels | None = None
+    if reason is None:
+        placed = _levels(ctx, request, groups)
+        levels, reason = (None, placed) if isinstance(placed, str) else (placed, None)
+    if levels is not None and on_hosts is not None:
+        note(ctx, request, groups, "", path="two-level")
+        function = on_hosts(TwoLevel(request.axes, levels, request.backend))
+        with _decisions.silence(), _compat.without_varying_axes():
+            lowered = mlir.lower_fun(function, multiple_results=ctx.primitive.multiple_results)
+            return lowered(_compat.untyped(ctx), *operands)
+    if levels is not None:
+        reason = "the group spans several hosts"
     call: Call | None = None
     if reason is None and groups is not None:
         made = make_call(groups)
@@ -116,10 +128,15 @@ def lower(
 
 
 def note(
-    ctx: Context, request: Request, groups: Groups | None, reason: str, site: int | None = None
+    ctx: Context,
+    request: Request,
+    groups: Groups | None,
+    reason: str,
+    site: int | None = None,
+    path: Path | None = None,
 ) -> None:
-    """Notes a decision; `site` is None on lax."""
-    path = "lax" if site is None else "native"
+    """Notes a decision; `site` is None but for one native call."""
+    path = path or ("lax" if site is None else "native")
     if path == "lax" and request.backend == "auto":
         logger.debug("jaxcoll: %s runs on jax.lax: %s", request.op, reason)
     _decisions.note(
@@ -178,17 +195,19 @@ def _group_reason(groups: Groups | None) -> str | None:
     return None
 
 
-def _place_reason(ctx: Context, groups: Groups | None) -> str | None:
-    """Says why groups that are in several processes have no native path, or None."""
+def _levels(ctx: Context, request: Request, groups: Groups | None) -> Levels | str | None:
+    """Returns the levels of groups over several hosts, why there are none, or None on one host."""
     if groups is None or jax.process_count() == 1:
         return None
     devices = _compat.mesh_devices(ctx)
     if devices is None:
         return "the mesh has no devices (AbstractMesh), and the job has several processes"
-    for group in groups:
-        if reason := _engine.group_problem([devices[member].process_index for member in group]):
-            return reason
-    return None
+    hosts = [[_engine.host_of(devices[rank].process_index) for rank in group] for group in groups]
+    if all(len(set(group)) == 1 for group in hosts):
+        return None
+    if request.axis_index_groups is not None:
+        return "a group of axis_index_groups spans several hosts"
+    return levels_of(hosts)
 
 
 def _placement(ctx: Context, groups: Groups) -> dict[str, Sequence[int]]:

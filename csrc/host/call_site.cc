@@ -56,6 +56,16 @@ std::vector<std::size_t> SeatsOf(const Session& session,
   return seats;
 }
 
+// Whether the group has a member in this process.
+bool IsHere(const Placement& placement, std::size_t group) {
+  if (placement.job == nullptr) {
+    return true;
+  }
+  const std::vector<std::int64_t>& processes = placement.processes[group];
+  return std::find(processes.begin(), processes.end(), placement.job->session()->process()) !=
+         processes.end();
+}
+
 // Null where all members are in this process.
 std::unique_ptr<Membership> MakeMembership(const Placement& placement, std::size_t group) {
   if (placement.job == nullptr) {
@@ -118,14 +128,15 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       members_(CountMembers(groups_)) {
   std::size_t num_members = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (!IsHere(placement, g)) {
+      memberships_.push_back(nullptr);
+      meetings_.push_back(nullptr);
+      continue;
+    }
     memberships_.push_back(MakeMembership(placement, g));
     const Membership* const membership = memberships_.back().get();
     const std::size_t num_here =
         membership == nullptr ? groups_[g].size() : membership->my_ranks().size();
-    if (num_here == 0) {
-      meetings_.push_back(nullptr);
-      continue;
-    }
     for (std::size_t r = 0; r < groups_[g].size(); ++r) {
       if (membership != nullptr && !membership->is_mine(r)) {
         continue;
@@ -160,6 +171,9 @@ std::string CallSite::Problem(const Placement& placement) {
     return "this process shares no memory with others (jaxcoll.initialize() was not called)";
   }
   for (std::size_t g = 0; g < placement.processes.size(); ++g) {
+    if (!IsHere(placement, g)) {
+      continue;
+    }
     for (const std::int64_t process : placement.processes[g]) {
       if (session->SeatOf(process) < 0) {
         return "process " + std::to_string(process) + " is not on this host";

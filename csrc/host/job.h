@@ -27,6 +27,7 @@ class Session {
 
   [[nodiscard]] const Segment& segment() const { return *segment_; }
   [[nodiscard]] std::size_t seat() const { return seat_; }
+  [[nodiscard]] std::int64_t process() const { return processes_[seat_]; }
   /// By seat.
   [[nodiscard]] const std::vector<std::int64_t>& processes() const { return processes_; }
   /// -1 where the process is on another host.

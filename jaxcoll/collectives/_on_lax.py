@@ -5,6 +5,7 @@ that is not public, so that programs run on whatever it is, if slower and with l
 """
 
 import functools as ft
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,11 +37,16 @@ def reduce(op: ReduceOp, axes: tuple[str, ...], groups: Any, x: Any) -> Any:
     return ft.reduce(combine, list(widened(gathered))).astype(x.dtype)
 
 
-def send(x: Any, axes: tuple[str, ...], root: int) -> Any:
-    """Returns the root's array; as bits, so that -0.0 and NaN payloads arrive unchanged."""
+def send(
+    x: Any, axes: tuple[str, ...], root: int, total: Callable[[Any], Any] | None = None
+) -> Any:
+    """Returns the root's array; as bits, so that -0.0 and NaN payloads arrive unchanged.
+
+    `total` sums over the axes; `lax.psum` without.
+    """
     bits = _to_bits(x)
     sent = jnp.where(lax.axis_index(axes) == root, bits, jnp.zeros_like(bits))
-    return _from_bits(lax.psum(sent, axes), x.dtype)
+    return _from_bits(lax.psum(sent, axes) if total is None else total(sent), x.dtype)
 
 
 def _to_bits(x: Any) -> Any:

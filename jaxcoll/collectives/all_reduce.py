@@ -331,6 +331,7 @@ def _lower(
         lambda _: all_reduce_call(ctx, operands, op),
         operands,
         lambda: _lower_to_lax(ctx, operands, op, axes, axis_index_groups),
+        lambda levels: lambda *xs: [levels.all_reduce(op, x) for x in xs],
     )
 
 

@@ -3,6 +3,7 @@
 Bytes moved per rank: S read and written, for an operand of S bytes; the root's stays in place.
 """
 
+import functools as ft
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -161,6 +162,9 @@ def _lower(
         make_call,
         [x],
         lambda: _lower_to_lax(ctx, x, axes, root),
+        lambda levels: ft.partial(
+            _on_lax.send, axes=axes, root=root, total=ft.partial(levels.all_reduce, "sum")
+        ),
     )
 
 
