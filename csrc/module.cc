@@ -90,17 +90,20 @@ void SetTimeout(std::optional<double> seconds) {
   Watchdog::Get().SetTimeout(seconds ? static_cast<std::int64_t>(*seconds * 1e9) : -1);
 }
 
-// Returns the file descriptor of a new segment.
-int CreateSegment(std::size_t num_seats, std::size_t num_lanes, std::size_t window_bytes,
-                  std::uint64_t nonce) {
-  int memory = -1;
-  const Status status = Segment::Create(
-      {.num_seats = num_seats, .num_lanes = num_lanes, .window_bytes = window_bytes}, nonce,
-      memory);
+void FormatSegment(int memory, std::size_t num_seats, std::size_t num_lanes,
+                   std::size_t window_bytes, std::uint64_t nonce) {
+  const Status status = Segment::Format(
+      memory, {.num_seats = num_seats, .num_lanes = num_lanes, .window_bytes = window_bytes},
+      nonce);
   if (!status.ok()) {
     throw std::runtime_error(status.message);
   }
-  return memory;
+}
+
+std::size_t SegmentBytes(std::size_t num_seats, std::size_t num_lanes, std::size_t window_bytes) {
+  return SegmentShape{
+      .num_seats = num_seats, .num_lanes = num_lanes, .window_bytes = window_bytes}
+      .bytes();
 }
 
 void Attach(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
@@ -146,10 +149,12 @@ NB_MODULE(_core, m) {
         "Sets the text that errors show for a site id.");
   m.def("set_timeout", &SetTimeout, nb::arg("seconds").none(),
         "How long a rank may wait for the others; None waits for ever.");
-  m.def("create_segment", &CreateSegment, nb::arg("num_seats"), nb::arg("num_lanes"),
-        nb::arg("window_bytes"), nb::arg("nonce"),
-        "Makes the shared memory of a job's processes on this host; returns its file descriptor. "
-        "RuntimeError: there is not as much.");
+  m.def("segment_bytes", &SegmentBytes, nb::arg("num_seats"), nb::arg("num_lanes"),
+        nb::arg("window_bytes"), "How much memory a segment of these measures takes.");
+  m.def("format_segment", &FormatSegment, nb::arg("memory"), nb::arg("num_seats"),
+        nb::arg("num_lanes"), nb::arg("window_bytes"), nb::arg("nonce"),
+        "Makes the empty file behind a descriptor the shared memory of a job's processes on this "
+        "host. RuntimeError: there is not as much.");
   m.def("attach", &Attach, nb::arg("memory"), nb::arg("nonce"), nb::arg("processes"),
         nb::arg("process"),
         "Joins the segment behind a file descriptor as `process`, one of `processes`.");

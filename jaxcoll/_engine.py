@@ -21,15 +21,15 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from jaxcoll import _compat, _crossovers, _native
+from jaxcoll import _compat, _crossovers, _native, _segments
 from jaxcoll._config import accelerates_lax, config, logger
 
 _PATIENCE_S = 3600
 _MIB = 1 << 20
 # A lane for each call that may be open at once, see csrc/host/job.h.
 _LANES_PER_DEVICE = 4
-_MIN_LANES = 32
-_MAX_WINDOW = _MIB // 2
+_MIN_LANES = 64
+_MAX_WINDOW = _MIB // 4
 _PAGE = 4096
 
 
@@ -90,33 +90,60 @@ def attach(call: str = "initialize") -> None:
     here = [i for i, host in enumerate(_state.host_of) if host == _state.host_of[process]]
 
     lanes, _state.window_bytes = _measures(max(cards[i]["devices"] for i in here))
-
-    core, reason = _native.core(), _native.missing_reason()
-    memory, offer = -1, None
     if len(here) == 1:  # nobody to share with: the seat alone counts
         lanes, _state.window_bytes = 1, _PAGE
-    if core is not None and process == here[0]:
-        offer = {"pid": os.getpid(), "nonce": secrets.randbits(63)}
-        try:
-            memory = core.create_segment(len(here), lanes, _state.window_bytes, offer["nonce"])
-            offer["memory"] = memory
-        except RuntimeError as error:
-            offer["problem"] = str(error)
-    offers = board.exchange("segments", offer)
-    mine = offers[here[0]]
-    if core is not None and mine is not None:
-        reason = _join(core, mine, here, process)
-    reasons = board.exchange("attached", reason)
-    if memory >= 0:
-        os.close(memory)
+
+    core = _native.core()
+    _state.problem = _first_reasons([card["missing"] for card in cards])
+    for kind in _segments.KINDS if core is not None and not _state.problem else ():
+        reason = _share(board, kind, core, lanes, here, process)
+        _state.problem = _first_reasons(board.exchange(f"attached/{kind}", reason))
+        if not _state.problem:
+            _use(core)
+            return
+    logger.warning(
+        "jaxcoll: no native calls between processes (%s); they run on jax.lax.", _state.problem
+    )
+
+
+def _first_reasons(reasons: Sequence[str | None]) -> str | None:
     found = [f"process {i}: {text}" for i, text in enumerate(reasons) if text]
-    _state.problem = "; ".join(found[:3]) or None
-    if _state.problem:
-        logger.warning(
-            "jaxcoll: no native calls between processes (%s); they run on jax.lax.", _state.problem
-        )
-        return
-    _use(core)
+    return "; ".join(found[:3]) or None
+
+
+def _share(
+    board: "_Board", kind: str, core: Any, lanes: int, here: Sequence[int], process: int
+) -> str | None:
+    """Makes a segment of a kind for this host's processes and joins it; says why that failed."""
+    measures = (len(here), lanes, _state.window_bytes)
+    offer: dict[str, Any] = {"nonce": secrets.randbits(63)}
+    segment = None
+    if process == here[0]:
+        try:
+            if problem := _segments.shortage(core.segment_bytes(*measures), kind):
+                raise RuntimeError(problem)
+            segment = _segments.Segment(kind)
+            offer["path"] = segment.path
+            core.format_segment(segment.memory, *measures, offer["nonce"])
+        except (OSError, RuntimeError) as error:
+            offer["problem"] = (
+                f"{error}. Give the processes more memory, or set JAXCOLL_SEGMENT_BYTES to less "
+                f"than {lanes * _state.window_bytes}, the bytes for each of them"
+            )
+    made = board.exchange(f"segments/{kind}", offer)[here[0]]
+    reason = made.get("problem")
+    if reason is None:
+        try:
+            _segments.join(
+                made["path"],
+                lambda memory: core.attach(memory, made["nonce"], list(here), process),
+            )
+        except (OSError, RuntimeError) as error:
+            reason = f"process {here[0]}'s memory can't be opened ({error})"
+    board.exchange(f"joined/{kind}", None)
+    if segment is not None:
+        segment.close()
+    return reason
 
 
 @ft.cache
@@ -201,6 +228,7 @@ def _card() -> dict[str, Any]:
     return {
         "host": _host(),
         "devices": _num_devices(),
+        "missing": _native.missing_reason(),
         "settings": {
             "jax": jax.__version__,
             "jaxcoll": _version(),
@@ -221,27 +249,6 @@ def _compare(call: str, settings: Sequence[dict[str, Any]]) -> None:
                     f"process 0 has {value!r}, process {process} has {other.get(name)!r}. "
                     "It must be the same on all."
                 )
-
-
-def _join(core: Any, offer: dict[str, Any], here: Sequence[int], process: int) -> str | None:
-    """Attaches to the segment that the host's first process has made; says why not."""
-    if text := offer.get("problem"):
-        return (
-            f"{text}. Give the processes more memory, or set JAXCOLL_SEGMENT_BYTES to less than "
-            f"{_segment_bytes(_num_devices())}, the bytes for each of them"
-        )
-    path = f"/proc/{offer['pid']}/fd/{offer['memory']}"
-    try:
-        memory = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        return f"process {here[0]}'s memory can't be opened ({error})"
-    try:
-        core.attach(memory, offer["nonce"], list(here), process)
-    except RuntimeError as error:
-        return str(error)
-    finally:
-        os.close(memory)
-    return None
 
 
 def _measures(num_devices: int) -> tuple[int, int]:

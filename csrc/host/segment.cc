@@ -2,10 +2,10 @@
 
 #include <fcntl.h>         // posix_fallocate
 #include <linux/futex.h>   // FUTEX_WAKE
-#include <sys/mman.h>      // memfd_create, mmap, munmap
+#include <sys/mman.h>      // mmap, munmap
 #include <sys/stat.h>      // fstat
 #include <sys/syscall.h>   // SYS_futex
-#include <unistd.h>        // close, syscall
+#include <unistd.h>        // syscall
 
 #include <cerrno>   // errno
 #include <climits>  // INT_MAX
@@ -48,28 +48,21 @@ std::size_t SegmentShape::bytes() const {
          Aligned(num_seats * num_lanes * sizeof(Lane)) + num_seats * num_lanes * window_bytes;
 }
 
-Status Segment::Create(const SegmentShape& shape, std::uint64_t nonce, int& memory) {
+Status Segment::Format(int memory, const SegmentShape& shape, std::uint64_t nonce) {
   static_assert(sizeof(Header) <= 2 * kPage);
   if (shape.num_seats == 0 || shape.num_lanes == 0 || shape.window_bytes % kPage != 0 ||
       shape.window_bytes == 0) {
     return InvalidArgument("a segment needs seats, lanes, and windows of whole pages");
   }
-  memory = memfd_create("jaxcoll", MFD_CLOEXEC);
-  if (memory < 0) {
-    return Internal("memfd_create: " + ErrorText(errno));
-  }
   // Not ftruncate, which succeeds beyond what there is, so that the first write would kill.
   if (const int error = posix_fallocate(memory, 0, static_cast<off_t>(shape.bytes())); error != 0) {
-    close(memory);
     return Internal("no " + std::to_string(shape.bytes() >> 20) +
                     " MiB of shared memory: " + ErrorText(error));
   }
   void* const base =
       mmap(nullptr, shape.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
   if (base == MAP_FAILED) {
-    const int error = errno;
-    close(memory);
-    return Internal("mmap: " + ErrorText(error));
+    return Internal("mmap: " + ErrorText(errno));
   }
   // Fresh memory is zero, which is the initial value of all else.
   auto* const header = new (base) Header();

@@ -98,9 +98,9 @@ struct SegmentShape {
 /// A mapping of the job's segment. Whoever holds one may touch it, whatever becomes of the others.
 class Segment {
  public:
-  /// Makes an anonymous segment, `memory`, a file descriptor that peers open through
-  /// /proc/<pid>/fd/<memory>. All its memory is there when this returns.
-  static Status Create(const SegmentShape& shape, std::uint64_t nonce, int& memory);
+  /// Makes the empty file behind the descriptor `memory` the segment of the job `nonce`. All its
+  /// memory is there when this returns.
+  static Status Format(int memory, const SegmentShape& shape, std::uint64_t nonce);
 
   Segment() = default;
   Segment(const Segment&) = delete;

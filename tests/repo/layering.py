@@ -16,7 +16,7 @@ Edge = tuple[str, str, str]  # file, importing component, imported component
 # Lowest first. A component is a module or a package directly under jaxcoll, a folder under csrc.
 PYTHON_LAYERS = (
     {"_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers"},
-    {"_native", "_processes", "_engine", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"},
+    {"_native", "_processes", "_engine", "_segments", "_hosts", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"},
     {"collectives", "_accelerate", "_explain", "_info"},
     {"_timing", "_chains", "_bench"},
     {"parallel"},
