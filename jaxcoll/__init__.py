@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from jaxcoll._config import using as using
     from jaxcoll._errors import CollectiveError as CollectiveError
     from jaxcoll._errors import NativeUnavailableError as NativeUnavailableError
+    from jaxcoll._engine import reset as reset
     from jaxcoll._explain import Report as Report
     from jaxcoll._explain import explain as explain
     from jaxcoll._info import Info as Info
     from jaxcoll._info import info as info
+    from jaxcoll._initialize import initialize as initialize
     from jaxcoll._processes import simulate_cpu_devices as simulate_cpu_devices
     from jaxcoll.collectives.all_gather import all_gather as all_gather
     from jaxcoll.collectives.all_reduce import all_reduce as all_reduce
@@ -84,10 +86,12 @@ _HOMES = {
     "import_stages": "jaxcoll.parallel.layouts",
     "import_tp_dense": "jaxcoll.parallel.layouts",
     "info": "jaxcoll._info",
+    "initialize": "jaxcoll._initialize",
     "make_mesh": "jaxcoll.mesh",
     "pipeline_parallel_train_step": "jaxcoll.parallel.pipeline",
     "ppermute": "jaxcoll.collectives.ppermute",
     "reduce_scatter": "jaxcoll.collectives.reduce_scatter",
+    "reset": "jaxcoll._engine",
     "reshard": "jaxcoll.parallel.reshard",
     "shard_module_params": "jaxcoll.parallel.fsdp",
     "shard_params": "jaxcoll.parallel.fsdp",

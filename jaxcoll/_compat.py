@@ -71,20 +71,6 @@ def without_weak_type(aval: Any) -> Any:
     return aval.update(weak_type=False)
 
 
-def coordination_client() -> Any:
-    """Returns the client of the job's coordination service, or None in a job of one process."""
-    from jax._src import distributed
-
-    return distributed.global_state.client
-
-
-def process_of_job() -> tuple[int, int]:
-    """Returns this process's number and how many there are, without starting JAX's clients."""
-    from jax._src import distributed
-
-    return distributed.global_state.process_id, distributed.global_state.num_processes
-
-
 def backends_are_initialized() -> bool:
     """Tells whether JAX has made its clients, after which devices are fixed."""
     from jax._src import xla_bridge
@@ -288,11 +274,90 @@ def custom_call(target: str, **arguments: Any) -> Any:
     return private.custom_call(target, api_version=4, **arguments)
 
 
+# ---- Processes -----------------------------------------------------------------------------------
+
+# After which a process that does not answer is lost to the others, and one that comes back ends
+# itself. Long: what starts the processes sees the death of one at once, and a process that was
+# stopped for a while, in a debugger say, is to live.
+HEARTBEAT_S = 600
+CONNECT_S = 300
+
+
+def start_coordination_service(address: str, num_processes: int) -> Any:
+    """Starts JAX's coordination service, as process 0 does in JAX; one that survives a death.
+
+    The address must be free: XLA ends the process where it is not.
+    """
+    from jaxlib import _jax
+
+    return _jax.get_distributed_runtime_service(
+        address, num_processes, heartbeat_timeout=HEARTBEAT_S, recoverable=True
+    )
+
+
+def connect(address: str, process_id: int, num_processes: int) -> None:
+    """Makes this one of several processes, whose coordination service runs elsewhere."""
+    from jax._src import distributed
+    from jaxlib import _jax
+
+    state = distributed.global_state
+    state.coordinator_address = address
+    state.process_id = process_id
+    state.num_processes = num_processes
+    client = _jax.get_distributed_runtime_client(
+        address,
+        process_id,
+        init_timeout=CONNECT_S,
+        use_compression=True,
+        heartbeat_timeout=HEARTBEAT_S,
+    )
+    client.connect()
+    state.client = client
+    state.initialize_preemption_sync_manager()
+
+
+def replace_distributed_initialize(call: Callable[..., None]) -> None:
+    """Has `jax.distributed.initialize` call something else from now on."""
+    from jax._src import distributed
+
+    distributed.initialize = jax.distributed.initialize = call
+
+
+def before_distributed_shutdown(call: Callable[[], None]) -> None:
+    """Has JAX, at exit or when a user asks for it, call something before it disconnects."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    original = state.shutdown
+
+    def shutdown() -> None:
+        if state.client is not None:
+            call()
+        original()
+
+    state.shutdown = shutdown
+
+
+def distributed_client() -> Any:
+    """Returns the client of JAX's coordination service; None in a process that is alone."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def process_id_and_count() -> tuple[int, int]:
+    """Returns what `jax.process_index` and `jax.process_count` do, without starting JAX."""
+    from jax._src import distributed
+
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+# ---- What is there -------------------------------------------------------------------------------
+
 # Module of jax -> the names in it that are used above; "Class.name" for one of a class.
 PRIVATE_NAMES = {
     "jax._src.config": ("_check_vma", "auto_pcast"),
     "jax._src.core": ("get_axis_env", "NamedAxisEffect"),
-    "jax._src.distributed": ("global_state",),
     "jax._src.dispatch": ("prim_requires_devices_during_lowering",),
     "jax._src.interpreters.mlir": (
         *("_lowerings", "_platform_specific_lowerings", "custom_call"),
@@ -310,11 +375,37 @@ PRIVATE_NAMES = {
     "jax._src.xla_bridge": ("backends_are_initialized",),
 }
 
+# Of the part about processes, without which programs of one process are served all the same.
+DISTRIBUTED_NAMES = {
+    "jax._src.distributed": (
+        *(
+            "_ENABLE_RECOVERABILITY",
+            "global_state",
+            "initialize",
+            "State.client",
+            "State.coordinator_address",
+        ),
+        *("State.initialize_preemption_sync_manager", "State.num_processes", "State.process_id"),
+        "State.shutdown",
+    ),
+    "jaxlib._jax": ("get_distributed_runtime_client", "get_distributed_runtime_service"),
+}
+
 
 @ft.cache
 def problem() -> str | None:
     """Says what this JAX lacks of the above, or None. Costs an import of what JAX has imported."""
-    for module, names in PRIVATE_NAMES.items():
+    return _missing(PRIVATE_NAMES)
+
+
+@ft.cache
+def distributed_problem() -> str | None:
+    """Says what this JAX lacks of what several processes need, or None."""
+    return _missing(DISTRIBUTED_NAMES)
+
+
+def _missing(table: Mapping[str, Sequence[str]]) -> str | None:
+    for module, names in table.items():
         for name in names:
             if not _has(module, name):
                 return (

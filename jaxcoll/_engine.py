@@ -65,7 +65,7 @@ def reset() -> None:
         ...     jaxcoll.reset()
         ...     state = restore(checkpoint)
     """
-    if _compat.process_of_job()[1] == 1:
+    if _compat.process_id_and_count()[1] == 1:
         return
     if not _state.attachments:
         raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
@@ -78,7 +78,7 @@ def attach(call: str = "initialize") -> None:
     Raises:
         RuntimeError: settings differ between processes, or a process does not come.
     """
-    process, num_processes = _compat.process_of_job()
+    process, num_processes = _compat.process_id_and_count()
     if num_processes == 1:
         return
     _state.attachments += 1
@@ -203,7 +203,7 @@ class _Board:
         self._prefix = prefix
         self._process = process
         self._num_processes = num_processes
-        self._client = _compat.coordination_client()
+        self._client = _compat.distributed_client()
 
     def exchange(self, topic: str, note: Any) -> list[Any]:
         """Returns the notes of all processes, in their order."""

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping
 
 import jax
 
@@ -42,7 +43,7 @@ def simulate_cpu_devices(num_devices: int) -> None:
     global _simulated
     if _simulated == num_devices:  # a notebook's cell that runs again
         return
-    if _jax_has_started():
+    if jax_has_started():
         raise RuntimeError(
             f"simulate_cpu_devices({num_devices}): JAX has started already, with "
             f"{len(jax.devices())} {jax.devices()[0].platform} device(s). Call it first in the "
@@ -50,12 +51,19 @@ def simulate_cpu_devices(num_devices: int) -> None:
         )
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", num_devices)
+    os.environ.update(needed_environment(num_devices, os.environ))
+    _simulated = num_devices
+
+
+def needed_environment(num_devices: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that a process with as many CPU devices needs before JAX starts.
+
+    What the environment says already is kept. The limits are those of `simulate_cpu_devices`.
+    """
     # One thread for each launch that waits for its turn and one for each device program, and as
     # many again for a second Python thread that launches.
-    wanted = 4 * num_devices + (os.cpu_count() or 1)
-    if _int_of("PJRT_NPROC") < wanted:
-        os.environ["PJRT_NPROC"] = str(wanted)
-    flags = os.environ.get("XLA_FLAGS", "").split()
+    threads = 4 * num_devices + (os.cpu_count() or 1)
+    flags = environment.get("XLA_FLAGS", "").split()
     ours_s = _FOR_EVER_S if config.timeout_s is None else math.ceil(config.timeout_s)
     for name, seconds in (
         ("--xla_cpu_collective_call_warn_stuck_timeout_seconds", ours_s + ours_s // 2),
@@ -63,8 +71,10 @@ def simulate_cpu_devices(num_devices: int) -> None:
     ):
         if not any(flag.startswith(name) for flag in flags):
             flags.append(f"{name}={max(seconds, _XLA_TERMINATE_S)}")
-    os.environ["XLA_FLAGS"] = " ".join(flags)
-    _simulated = num_devices
+    return {
+        "PJRT_NPROC": str(max(threads, _int_of("PJRT_NPROC", environment))),
+        "XLA_FLAGS": " ".join(flags),
+    }
 
 
 def threads_problem(num_devices: int) -> str | None:
@@ -79,14 +89,15 @@ def threads_problem(num_devices: int) -> str | None:
     )
 
 
-def _jax_has_started() -> bool:
+def jax_has_started() -> bool:
+    """Tells whether devices are fixed."""
     from jaxcoll import _compat
 
     return _compat.problem() is None and _compat.backends_are_initialized()
 
 
-def _int_of(variable: str) -> int:
+def _int_of(variable: str, environment: Mapping[str, str] = os.environ) -> int:
     try:
-        return int(os.environ.get(variable, ""))
+        return int(environment.get(variable, ""))
     except ValueError:
         return 0

@@ -1,8 +1,10 @@
 """The command `jaxcoll`."""
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from jaxcoll._errors import NativeUnavailableError
 
@@ -35,6 +37,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench.add_argument("--no-store", action="store_true", help="leave what auto knows as it is")
     bench.set_defaults(run=_bench)
 
+    run = commands.add_parser(
+        "run",
+        allow_abbrev=False,
+        usage="jaxcoll run -n N [OPTION...] (SCRIPT | -m MODULE) [ARGUMENT...]",
+        help="a script in several processes",
+        description="Runs a Python script in several processes, which are one job to JAX. The "
+        "first one that fails ends the job.",
+    )
+    run.add_argument("-n", type=int, required=True, help="processes on this host")
+    run.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module's name")
+    run.add_argument(
+        "--devices-per-process", type=int, default=1, metavar="K", help="default: %(default)s"
+    )
+    run.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="R",
+        help="how often to start all again after a failure, though not after one at the start",
+    )
+    run.add_argument("--hosts", type=int, metavar="N", help="run on each of N hosts")
+    run.add_argument("--host-id", type=int, metavar="I", help="which host this is: 0 to N - 1")
+    run.add_argument("--coordinator", metavar="HOST:PORT", help="a free port of host 0")
+    run.add_argument(
+        "--accelerate", action="store_true", help="jax.lax's own collectives are native too"
+    )
+    run.add_argument(
+        "--no-bind", action="store_false", dest="bind", help="leave the ranks on all CPUs"
+    )
+    run.add_argument("script", metavar="SCRIPT")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
+    run.set_defaults(run=_run)
+
     chosen = parser.parse_args(arguments)
     try:
         return chosen.run(chosen)
@@ -50,6 +85,16 @@ def _info(_: argparse.Namespace) -> int:
 
     print(info())
     return 0
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    if sys.platform != "linux":
+        raise ValueError(f"run: expected Linux, got {sys.platform}.")
+    from jaxcoll import _launcher
+
+    given: dict[str, Any] = {**vars(chosen), "program": [chosen.script, *chosen.arguments]}
+    names = [field.name for field in dataclasses.fields(_launcher.Options)]
+    return _launcher.launch(_launcher.Options(**{name: given[name] for name in names}))
 
 
 def _bench(chosen: argparse.Namespace) -> int:

@@ -4,20 +4,33 @@ import importlib
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
 from jaxcoll import _compat
 
-NAMES = [(module, name) for module, names in _compat.PRIVATE_NAMES.items() for name in names]
+CHECKS = {
+    _compat.problem: _compat.PRIVATE_NAMES,
+    _compat.distributed_problem: _compat.DISTRIBUTED_NAMES,
+}
+NAMES = [
+    (check, module, name)
+    for check, table in CHECKS.items()
+    for module, names in table.items()
+    for name in names
+]
 
 
-def test_this_jax_has_them_all():
-    assert _compat.problem() is None
+@pytest.mark.parametrize("check", CHECKS)
+def test_this_jax_has_them_all(check: Any):
+    assert check() is None
 
 
-@pytest.mark.parametrize(("module", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_each_missing_name_is_a_problem(module: str, name: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("check", "module", "name"), NAMES, ids=[name for *_, name in NAMES])
+def test_each_missing_name_is_a_problem(
+    check: Any, module: str, name: str, monkeypatch: pytest.MonkeyPatch
+):
     holder = importlib.import_module(module)
     *owner, last = name.split(".")
     for part in owner:
@@ -26,7 +39,7 @@ def test_each_missing_name_is_a_problem(module: str, name: str, monkeypatch: pyt
         monkeypatch.delattr(holder, last)
     if last in getattr(holder, "__annotations__", {}):
         monkeypatch.delitem(holder.__annotations__, last)
-    problem = _compat.problem.__wrapped__()
+    problem = check.__wrapped__()
     monkeypatch.undo()
     assert problem is not None
     assert problem.endswith(f"({module}.{name} is missing)")

@@ -15,10 +15,13 @@ Edge = tuple[str, str, str]  # file, importing component, imported component
 
 # Lowest first. A component is a module or a package directly under jaxcoll, a folder under csrc.
 PYTHON_LAYERS = (
-    {"_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers"},
-    {"_native", "_processes", "_engine", "_segments", "_hosts", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"},
-    {"collectives", "_accelerate", "_explain", "_info"},
-    {"_timing", "_chains", "_bench"},
+    {"_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers", "_clusters"},
+    {
+        *("_native", "_processes", "_segments", "_engine", "_hosts", "_job"),
+        *("_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"),
+    },
+    {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher"},
+    {"_timing", "_chains", "_bench", "_launched"},
     {"parallel"},
     {"nn"},
     {"models", "cli"},

@@ -1,6 +1,12 @@
-"""Every op over groups across processes, inside them, and both: NumPy's values, natively."""
+"""Every op over groups across processes, inside them, and both: NumPy's values, natively.
+
+    values.py (all | some) [hosts]
+
+`hosts`: the processes pretend to be on two hosts.
+"""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +18,7 @@ from helpers import DTYPES, EXAMPLES, OPS, Op, blocks, refused
 
 import jaxcoll
 
-ON_HOSTS = "JAXCOLL_HOST_ID" in os.environ  # several: not everything is native
+ON_HOSTS = "hosts" in sys.argv
 Group = Callable[[np.ndarray], np.ndarray]
 
 
@@ -60,11 +66,15 @@ def check(op: Op, order: str, names: tuple[str, ...], dtypes: tuple[Any, ...]) -
 
 
 def main() -> None:
+    if ON_HOSTS:
+        second = jax.process_index() >= jax.process_count() // 2
+        os.environ["JAXCOLL_HOST_ID"] = "second" if second else "first"
+        jaxcoll.reset()
     jax.config.update("jax_enable_x64", True)
     orders = ["processes first"]
     if jax.local_device_count() > 1:
         orders.append("devices first")
-    for op in OPS:
+    for op in EXAMPLES if sys.argv[1] == "some" else OPS:
         dtypes = (np.int32 if "and" in op.name or "or" in op.name[-3:] else np.float32,)
         for order in orders:
             check(op, order, mesh(order).axis_names, dtypes)

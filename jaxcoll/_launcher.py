@@ -1,0 +1,233 @@
+"""`jaxcoll run`: the launcher of one host's part of a job, and of JAX's coordination service."""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+from jaxcoll import _compat
+from jaxcoll._job import Job, Outcome, Rank, Signals
+from jaxcoll._processes import needed_environment
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `jaxcoll run` was asked for; the names are those of its options."""
+
+    n: int
+    program: Sequence[str]
+    module: bool = False
+    devices_per_process: int = 1
+    max_restarts: int = 0
+    hosts: int | None = None
+    host_id: int | None = None
+    coordinator: str | None = None
+    accelerate: bool = False
+    bind: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what makes no sense."""
+        for name, least in (("n", 1), ("devices_per_process", 1), ("max_restarts", 0)):
+            _at_least(least, name, getattr(self, name))
+        together = (self.hosts, self.host_id, self.coordinator)
+        if None in together and together != (None, None, None):
+            raise ValueError("--hosts, --host-id and --coordinator: expected all three or none.")
+        if self.hosts is not None and self.host_id is not None and self.coordinator is not None:
+            _at_least(1, "hosts", self.hosts)
+            if not 0 <= self.host_id < self.hosts:
+                raise ValueError(
+                    f"--host-id: expected 0 to {self.hosts - 1} for {self.hosts} hosts, got "
+                    f"{self.host_id}."
+                )
+            _split(self.coordinator)
+            if self.hosts > 1 and self.max_restarts:
+                raise ValueError(
+                    "--max-restarts: expected 0 with several hosts, got "
+                    f"{self.max_restarts}: a launcher can't restart another host's part."
+                )
+        if not self.module and not os.path.exists(self.program[0]):
+            raise ValueError(f"script: no such file: {self.program[0]!r}.")
+
+
+def launch(options: Options) -> int:
+    """Runs the job, again after a failure if that is asked for, and returns its exit code."""
+    if problem := _compat.distributed_problem():
+        _say(problem)
+        return 1
+    cpus = blocks(sorted(os.sched_getaffinity(0)), options.n) if options.bind else None
+    if cpus is not None:
+        first = options.n * (options.host_id or 0)
+        _say(", ".join(f"rank {first + i} on {_cpus_text(c)}" for i, c in enumerate(cpus)))
+    with Signals() as signals:
+        for restart in itertools.count():
+            outcome = _once(options, restart, cpus, signals)
+            if outcome.text is not None:
+                _say(outcome.text)
+            if not outcome.may_restart or restart == options.max_restarts:
+                return outcome.code
+            _say(f"restart {restart + 1} of {options.max_restarts}")
+    raise AssertionError
+
+
+def _once(
+    options: Options, restart: int, cpus: Sequence[Sequence[int]] | None, signals: Signals
+) -> Outcome:
+    hosts, host_id = options.hosts or 1, options.host_id or 0
+    with contextlib.ExitStack() as stack:
+        address = options.coordinator
+        if host_id == 0:
+            address = stack.enter_context(_service(address, hosts * options.n))
+        assert address is not None
+        shared = {
+            **_around_proxies(address),
+            **needed_environment(options.devices_per_process, os.environ),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(options.devices_per_process),
+            "JAXCOLL_COORDINATOR": address,
+            "JAXCOLL_DEVICES_PER_PROCESS": str(options.devices_per_process),
+            "JAXCOLL_JOB": secrets.token_hex(8),
+            "JAXCOLL_NUM_HOSTS": str(hosts),
+            "JAXCOLL_NUM_PROCESSES": str(hosts * options.n),
+            "JAXCOLL_RESTART": str(restart),
+            "PYTHONUNBUFFERED": "1",
+        }
+        if options.accelerate:
+            shared["JAXCOLL_ACCELERATE_LAX"] = "1"
+        ranks = [
+            Rank(
+                number,
+                _command(options),
+                {**os.environ, **shared, "JAXCOLL_PROCESS_ID": str(number)},
+                frozenset(cpus[i]) if cpus is not None else None,
+            )
+            for i, number in enumerate(range(host_id * options.n, (host_id + 1) * options.n))
+        ]
+        # Unbuffered: a rank's line is seen when it is written.
+        out = stack.enter_context(open(sys.stdout.fileno(), "wb", 0, closefd=False))
+        err = stack.enter_context(open(sys.stderr.fileno(), "wb", 0, closefd=False))
+        return Job(ranks, out, err).run(signals)
+
+
+def _command(options: Options) -> list[str]:
+    # Without the current folder, whose modules could hide those of Python or JAX from a script that
+    # is elsewhere; but for a jaxcoll that is not installed, and found there.
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    safe = [] if home == os.getcwd() else ["-P"]
+    module = ["-m"] if options.module else []
+    return [sys.executable, *safe, "-m", "jaxcoll._launched", *module, *options.program]
+
+
+# ---- JAX's coordination service ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _service(address: str | None, num_processes: int) -> Iterator[str]:
+    """Runs the service, at a free port of this host without an address; yields its address."""
+    with _reserved(address) as reserved:
+        with _quiet():  # XLA warns of what is wanted here: that a death does not end the others
+            service = _compat.start_coordination_service(reserved, num_processes)
+        try:
+            yield reserved
+        finally:
+            service.shutdown()
+
+
+@contextlib.contextmanager
+def _reserved(address: str | None) -> Iterator[str]:
+    """Keeps everyone but the service from an address, which it yields.
+
+    XLA ends the process where it can't bind, and shares the port with another service where it can
+    because of SO_REUSEPORT. So the port is bound here first, alone, and then opened to the service.
+    """
+    host, port = _split(address) if address else ("127.0.0.1", 0)
+    try:
+        [(family, kind, _, _, name), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        holder = socket.socket(family, kind)
+    except OSError as error:
+        raise ValueError(f"--coordinator: {host!r} is not the name of a host: {error}.") from error
+    with holder:
+        if address:  # whatever is left of the connections of an earlier job
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(name)
+        except OSError as error:
+            raise ValueError(
+                f"--coordinator: expected a free port of this host, the one with --host-id 0, got "
+                f"{address}: {error.strerror}."
+            ) from error
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        yield address or f"{host}:{holder.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drops what native code writes to the standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"--coordinator: expected HOST:PORT, got {address!r}.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _around_proxies(address: str) -> dict[str, str]:
+    """Returns what keeps gRPC from asking a proxy for the way to the service."""
+    kept = next(
+        (
+            os.environ[name]
+            for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+            if name in os.environ
+        ),
+        "",
+    )
+    return {"no_grpc_proxy": ",".join(filter(None, [kept, _split(address)[0]]))}
+
+
+# ---- CPUs ----------------------------------------------------------------------------------------
+
+
+def blocks(cpus: Sequence[int], ranks: int) -> list[list[int]]:
+    """Divides CPUs among ranks: neighbours together, or one for each if there are fewer."""
+    count = len(cpus)
+    if count < ranks:
+        return [[cpus[i % count]] for i in range(ranks)]
+    return [list(cpus[i * count // ranks : (i + 1) * count // ranks]) for i in range(ranks)]
+
+
+def _cpus_text(cpus: Sequence[int]) -> str:
+    """Returns "CPU 3", or "CPUs 0-3,8"."""
+    runs: list[list[int]] = []
+    for cpu in cpus:
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    text = ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in runs)
+    return f"CPU {text}" if len(cpus) == 1 else f"CPUs {text}"
+
+
+def _at_least(least: int, option: str, value: int) -> None:
+    if value < least:
+        dashes = "-" if len(option) == 1 else "--"
+        raise ValueError(
+            f"{dashes}{option.replace('_', '-')}: expected at least {least}, got {value}."
+        )
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(f"jaxcoll: {text}", file=sys.stderr, flush=True)

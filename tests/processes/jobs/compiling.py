@@ -1,0 +1,61 @@
+"""Processes that compile at different times and different often: calls meet all the same."""
+
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from world import assert_blocks, mapped, mesh, put, say
+
+import jaxcoll
+
+RANK = jax.process_index()
+AXES = mesh().axis_names
+
+
+def step(x: Any) -> Any:
+    for _ in range(3):
+        x = jaxcoll.all_reduce(x, AXES) % 101
+    return x + jaxcoll.ppermute(x, AXES, [(0, 1), (1, 0)])
+
+
+def expected(xs: np.ndarray) -> np.ndarray:
+    for _ in range(3):
+        xs = np.broadcast_to(xs.sum(axis=0, dtype=np.int32) % 101, xs.shape)
+    received = np.zeros_like(xs)
+    received[[0, 1]] = xs[[1, 0]]
+    return xs + received
+
+
+def main() -> None:
+    if len(sys.argv) > 1:  # a compilation cache that another process may have filled
+        jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    over = mesh()
+    xs = np.random.default_rng(0).integers(0, 9, (over.size, 33)).astype(np.int32)
+    program = mapped(step, over)
+    for round_ in range(12):
+        if round_ % 3 == RANK % 3:
+            jax.clear_caches()  # this process compiles again, the others don't
+        if round_ % 4 == RANK % 4:
+            jax.jit(lambda x: x * round_)(np.float32(RANK))  # a program of its own
+            own = jax.sharding.Mesh(np.array(jax.local_devices()), ("d",))
+            jax.block_until_ready(
+                jax.jit(
+                    jax.shard_map(
+                        lambda x: jaxcoll.all_reduce(x, "d"),
+                        mesh=own,
+                        in_specs=jax.P("d"),
+                        out_specs=jax.P(),
+                    )
+                )(np.ones(own.size, np.float32))
+            )
+        if round_ % 5 == RANK:
+            time.sleep(0.05)
+        assert_blocks(program(put(xs, over)), expected(xs), f"round {round_}")
+    say("all rounds are right")
+
+
+main()

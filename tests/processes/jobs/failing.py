@@ -1,0 +1,119 @@
+"""A call that goes wrong on one process, and what the others say: failing.py KIND FOLDER."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from world import mapped, mesh, put, say
+
+import jaxcoll
+
+KIND, FOLDER = sys.argv[1], Path(sys.argv[2])
+RANK = jax.process_index()
+AXES = mesh().axis_names
+LIMIT_S = 3.0
+
+
+def ones(length: int = 8) -> jax.Array:
+    return put(np.ones((mesh().size, length), np.float32), mesh())
+
+
+def healthy(x: Any) -> Any:
+    return jaxcoll.all_reduce(x, AXES)
+
+
+def after(x: Any) -> Any:
+    return 2 * jaxcoll.all_reduce(x, AXES)
+
+
+def one_order(x: Any) -> Any:
+    return jaxcoll.all_reduce(jaxcoll.ppermute(x, AXES, [(0, 1)]), AXES)
+
+
+def another_order(x: Any) -> Any:
+    return jaxcoll.ppermute(jaxcoll.all_reduce(x, AXES), AXES, [(0, 1)])
+
+
+def run(f: Any, x: jax.Array) -> jax.Array:
+    return jax.block_until_ready(mapped(f, mesh())(x))
+
+
+def pause(x: Any) -> Any:
+    """Keeps one device of process 1 from its call."""
+
+    def wait(rank: Any) -> Any:
+        if rank == mesh().size - 1:
+            time.sleep(LIMIT_S + 2)
+        return np.float32(0)
+
+    late = jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32), jax.lax.axis_index(AXES))
+    return jaxcoll.all_reduce(x + late, AXES)
+
+
+def go_wrong() -> None:
+    """Makes the call that fails."""
+    match KIND:
+        case "shapes":
+            run(after, ones(8 + RANK % 2))
+        case "order":
+            run(another_order if RANK else one_order, ones())
+        case "late":
+            if RANK == 1:
+                time.sleep(LIMIT_S + 2)
+            run(after, ones())
+        case "late device":
+            run(pause, ones())
+        case "killed":
+            if RANK == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            run(after, ones())
+        case "first killed":
+            if RANK == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            run(after, ones())
+        case "stopped":
+            if RANK == 1:
+                (FOLDER / "pid").write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            run(after, ones())
+        case "left":
+            if RANK == 1:
+                sys.exit(0)
+            run(after, ones())
+        case _:
+            raise AssertionError(KIND)
+
+
+def main() -> None:
+    jaxcoll.config.timeout_s = LIMIT_S
+    for _ in range(3):
+        run(healthy, ones())
+    begin = time.monotonic()
+    try:
+        go_wrong()
+        say("no error")
+    except jax.errors.JaxRuntimeError as error:
+        say(f"after {time.monotonic() - begin:.1f} s: {error}".splitlines()[0])
+    if KIND == "stopped" and RANK == 0:
+        os.kill(int((FOLDER / "pid").read_text()), signal.SIGCONT)
+    # Alive, and so is JAX; and who calls again is told the same.
+    assert int(jax.jit(lambda x: x + 1)(1)) == 2
+    try:
+        run(healthy, ones())
+        say("no error in the next call")
+    except jax.errors.JaxRuntimeError as error:
+        say(f"next: {error}".splitlines()[0])
+    if KIND in ("shapes", "order", "late", "late device", "stopped"):
+        jaxcoll.config.timeout_s = 60
+        jaxcoll.reset()
+        (shard, *_) = run(healthy, ones()).addressable_shards
+        assert (np.asarray(shard.data) == mesh().size).all()
+        say("works again")
+
+
+main()

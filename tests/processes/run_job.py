@@ -1,0 +1,48 @@
+"""Starts a script of jobs/ as a job of several processes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+JOBS = Path(__file__).parent / "jobs"
+ROOT = Path(__file__).parents[2]
+
+
+def run_job(
+    script: str,
+    *arguments: object,
+    processes: int,
+    devices: int = 1,
+    limit_s: float = 120,
+    expect: int | None = 0,
+    **environment: str,
+) -> dict[int, list[str]]:
+    """Runs `jaxcoll run` and returns the lines of each rank.
+
+    `expect` is the exit status that is right; None: any.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PJRT_NPROC", "JAX_NUM_CPU_DEVICES", "JAXCOLL_CROSSOVERS")
+    }
+    command = [sys.executable, "-m", "jaxcoll", "run", "-n", str(processes)]
+    command += ["--devices-per-process", str(devices), str(JOBS / script), *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        env=inherited | {"XLA_FLAGS": "--xla_backend_optimization_level=0"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        cwd=ROOT,
+    )
+    if expect is not None:
+        assert done.returncode == expect, done.stdout + done.stderr
+    lines: dict[int, list[str]] = {rank: [] for rank in range(processes)}
+    for line in done.stdout.splitlines():
+        if match := re.match(r"\[ *(\d+)\] (.*)", line):
+            lines[int(match[1])].append(match[2])
+    return lines

@@ -1,0 +1,78 @@
+"""Every op across processes: values, sizes, drawn programs, hosts, and the slower path."""
+
+import pytest
+from checks import native_missing
+from processes.run_job import run_job
+
+needs_native = pytest.mark.skipif(
+    native_missing() is not None, reason="the engine across processes is native"
+)
+full = pytest.mark.full
+LAYOUTS = [(2, 2), (3, 1), (2, 1), (4, 1), (2, 4), (8, 1)]  # processes, devices of each
+
+
+def _layouts(always: int) -> list[object]:
+    """Returns the first ones as they are, and the others for --full alone."""
+    return [
+        pytest.param(*layout, id="x".join(map(str, layout)), marks=[full] * (i >= always))
+        for i, layout in enumerate(LAYOUTS)
+    ]
+
+
+def assert_all(lines: dict[int, list[str]], text: str) -> None:
+    for rank, said in lines.items():
+        assert text in said, (rank, said)
+
+
+@needs_native
+@pytest.mark.parametrize(("processes", "devices"), _layouts(2))
+def test_every_op_has_numpys_values(processes: int, devices: int):
+    lines = run_job("values.py", "all", processes=processes, devices=devices)
+    assert_all(lines, "all values are right")
+
+
+@needs_native
+@pytest.mark.parametrize(("processes", "devices"), LAYOUTS[2:])
+def test_one_op_of_each_kind(processes: int, devices: int):
+    lines = run_job("values.py", "some", processes=processes, devices=devices)
+    assert_all(lines, "all values are right")
+
+
+@needs_native
+@pytest.mark.parametrize(("processes", "devices"), _layouts(2)[:4])
+@pytest.mark.parametrize("segment", ["1M", pytest.param("", marks=full)])
+def test_sizes_around_windows(processes: int, devices: int, segment: str):
+    lines = run_job("sizes.py", processes=processes, devices=devices, JAXCOLL_SEGMENT_BYTES=segment)
+    assert_all(lines, "all sizes are right")
+
+
+@needs_native
+@pytest.mark.parametrize(("processes", "devices"), _layouts(1)[:4])
+def test_programs_drawn_by_chance(processes: int, devices: int, request: pytest.FixtureRequest):
+    programs = 25 if request.config.option.full else 8
+    first = 100 * processes + 1000 * devices
+    lines = run_job("random_programs.py", first, programs, processes=processes, devices=devices)
+    assert_all(lines, f"{programs} programs are right")
+
+
+@needs_native
+@pytest.mark.parametrize(("processes", "devices"), [(2, 2), pytest.param(3, 1, marks=full)])
+@pytest.mark.parametrize("cache", [False, True])
+def test_processes_that_compile_at_different_times(processes, devices, cache, tmp_path):
+    arguments = [tmp_path / "cache"] if cache else []
+    for _ in range(1 + cache):  # the second time it is there
+        lines = run_job("compiling.py", *arguments, processes=processes, devices=devices)
+        assert_all(lines, "all rounds are right")
+
+
+def test_the_same_on_lax():
+    lines = run_job("values.py", "all", processes=2, devices=2, JAXCOLL_BACKEND="lax")
+    assert_all(lines, "all values are right")
+
+
+@needs_native
+@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize("ops", ["some", pytest.param("all", marks=full)])
+def test_two_hosts(processes: int, devices: int, ops: str):
+    lines = run_job("values.py", ops, "hosts", processes=processes, devices=devices)
+    assert_all(lines, "all values are right")

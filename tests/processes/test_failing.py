@@ -1,0 +1,90 @@
+"""What goes wrong on one process is an error on all that wait for it, which names it."""
+
+import re
+
+import pytest
+from checks import native_missing
+from processes.run_job import run_job
+
+pytestmark = pytest.mark.skipif(
+    native_missing() is not None, reason="the engine across processes is native"
+)
+ERROR = r"after (\d+\.\d) s: .*jaxcoll\.CollectiveError: "
+
+
+def fail(kind: str, tmp_path, *, processes: int = 2, devices: int = 1, expect: int | None = 0):
+    return run_job(
+        "failing.py", kind, tmp_path, processes=processes, devices=devices, expect=expect
+    )
+
+
+def error_of(lines: list[str]) -> tuple[float, str]:
+    """Returns the seconds until the error of a rank, and its text."""
+    for line in lines:
+        if match := re.match(ERROR, line):
+            return float(match[1]), line[match.end() :]
+    raise AssertionError(lines)
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("kind", ["shapes", "order"])
+def test_different_calls_are_named_on_all_within_two_seconds(kind, processes, devices, tmp_path):
+    lines = fail(kind, tmp_path, processes=processes, devices=devices)
+    for said in lines.values():
+        seconds, text = error_of(said)
+        assert seconds < 2.5  # with what JAX takes to compile
+        assert "the processes called different collectives" in text
+        for call in ("f32[8]", "f32[9]") if kind == "shapes" else ("all_reduce", "ppermute"):
+            assert call in text
+        assert re.search(r"process 0 waits in .*failing\.py:\d+ \(", text)
+        assert re.search(r"process 1 waits in .*failing\.py:\d+ \(", text)
+        assert "works again" in said
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (3, 1), (2, 2)])
+def test_a_late_process_is_named_at_the_limit(processes, devices, tmp_path):
+    lines = fail("late", tmp_path, processes=processes, devices=devices)
+    ranks = ", ".join(str(devices + i) for i in range(devices))
+    for rank, said in lines.items():
+        seconds, text = error_of(said)
+        assert 2.9 < seconds < (6.5 if rank == 1 else 5)
+        assert re.search(rf"for rank {ranks} \(process 1, pid \d+, running\)", text), text
+        assert "(the limit is 3.0 s)" in text
+        assert re.search(r"all_reduce over .* called at .*failing\.py:\d+ \(after\)", text)
+        assert any(line.startswith("next: ") for line in said)
+        assert "works again" in said
+
+
+def test_a_late_device_fails_the_other_processes_too(tmp_path):
+    lines = fail("late device", tmp_path, processes=2, devices=2)
+    for said in lines.values():
+        _, text = error_of(said)
+        assert re.search(r"for rank (2, )?3 ", text), text
+        assert "works again" in said
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_is_named_within_a_second(killed, processes, tmp_path):
+    kind = "killed" if killed else "first killed"
+    lines = fail(kind, tmp_path, processes=processes, expect=128 + 9)
+    for rank, said in lines.items():
+        if rank == killed:
+            continue
+        seconds, text = error_of(said)
+        assert seconds < 2  # with what JAX takes to compile
+        assert re.search(rf"rank {killed} \(process {killed}, pid \d+, gone\)", text), text
+        assert any(line.startswith("next: ") for line in said)
+
+
+def test_a_stopped_process_is_named_and_fails_when_it_goes_on(tmp_path):
+    lines = fail("stopped", tmp_path)
+    for said in lines.values():
+        _, text = error_of(said)
+        assert re.search(r"rank 1 \(process 1, pid \d+, stopped\)", text), text
+        assert "works again" in said
+
+
+def test_a_process_that_ends_without_the_call(tmp_path):
+    _, text = error_of(fail("left", tmp_path)[0])
+    assert re.search(r"rank 1 \(process 1, pid \d+, (leaving|gone)\)", text), text
