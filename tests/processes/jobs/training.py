@@ -1,0 +1,199 @@
+"""Every family of training over meshes across processes: the parameters of training on one device.
+
+Each process trains the model on one of its own devices as well, and compares its parts.
+"""
+
+import functools as ft
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from world import put, say
+
+from training import STEPS, batch, reference, start
+
+import jaxcoll
+from jaxcoll import (
+    DataParallel,
+    DistributedMetrics,
+    data_parallel_train_step,
+    fully_shard,
+    pipeline_parallel_train_step,
+    reshard,
+    shard_module_params,
+    sync_gradients,
+)
+from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
+
+PLAIN = SimpleClassifier(num_classes=4, hidden=24)
+WORLD = jax.device_count()
+
+
+def meshes(first: str, second: str) -> list[Any]:
+    """Returns the axes across processes and inside them, and the other way round."""
+    processes, devices = jax.process_count(), jax.local_device_count()
+    grid = np.array(jax.devices()).reshape(processes, devices)
+    return [jax.sharding.Mesh(grid, (first, second)), jax.sharding.Mesh(grid.T, (first, second))]
+
+
+def local(tree: Any) -> Any:
+    """Returns a tree on one device of this process."""
+    return jax.device_put(tree, jax.local_devices()[0])
+
+
+def assert_parts(actual: Any, expected: Any, what: str) -> None:
+    """Compares this process's parts of a tree, leaf by leaf."""
+    actual_leaves = jax.tree_util.tree_leaves_with_path(actual)
+    for (path, got), want in zip(actual_leaves, jax.tree.leaves(expected), strict=True):
+        assert got.shape == want.shape
+        for shard in got.addressable_shards:
+            np.testing.assert_allclose(
+                shard.data, np.asarray(want)[shard.index], rtol=0, atol=1e-10, err_msg=f"{what} {path}"
+            )
+
+
+def train(step: Any, state: Any, data: Any, mesh: Any, specs: Any, axes: Any) -> Any:
+    """Makes some steps on a global batch; returns the last state and the losses."""
+    in_specs = (specs, jax.P(axes))
+    mapped = jax.jit(
+        jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(specs, jax.P()))
+    )
+    sharding = jax.NamedSharding(mesh, jax.P(axes))
+    data = DataParallel().shard_batch(data, sharding, batch_is_global=True)
+    losses = []
+    for _ in range(STEPS):
+        state, metrics = mapped(state, data)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+def check(
+    model: Any, mesh: Any, what: str, *, axes: Any = "data", step: Any = None, optimizer: Any = None
+) -> Any:
+    data = batch()
+    plain = PLAIN if not isinstance(model, PPClassifier) else model
+    optimizer = optimizer or optax.sgd(0.5)
+    alone = local(start(plain, data).params)
+    expected, losses = reference(plain, alone, data, optimizer)
+    state = start(model, data, mesh, optimizer)
+    assert_parts(state.params, alone, f"{what}, at the start,")
+    step = step or data_parallel_train_step(model, axis_name=axes)
+    state, seen = train(step, state, data, mesh, state.specs, axes)
+    assert_parts(state.params, expected, what)
+    np.testing.assert_allclose(seen, losses, rtol=1e-10)
+    return state
+
+
+def families() -> None:
+    for across, mesh in zip(("processes", "devices"), meshes("data", "other"), strict=True):
+        both = ("data", "other")
+        check(PLAIN, mesh, f"data parallel, {across} first", axes=both)
+    for mesh in meshes("replica", "shard"):
+        for stage in (1, 2, 3):
+            model = fully_shard(PLAIN, "shard", stage=stage, min_weight_size=16)
+            check(
+                model,
+                mesh,
+                f"stage {stage} on {dict(mesh.shape)}",
+                axes=("replica", "shard"),
+                optimizer=optax.adamw(0.1),
+            )
+    for mesh in meshes("data", "tensor"):
+        for overlap in (False, True):
+            model = TPClassifier(num_classes=4, hidden=24, overlap=overlap, mesh=mesh)
+            check(model, mesh, f"tensor parallel on {dict(mesh.shape)}")
+    for mesh in meshes("data", "pipe"):
+        model = PPClassifier(num_classes=4, num_layers=4, width=12)
+        step = pipeline_parallel_train_step(model, num_micro_batches=2)
+        check(model, mesh, f"pipeline on {dict(mesh.shape)}", step=step)
+
+
+class Mlp(nn.Module):
+    """Two dense layers, each by `dense`."""
+
+    dense: Any = nn.Dense
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        x = nn.tanh(self.dense(24, name="first", param_dtype=jnp.float64)(x))
+        return self.dense(8, name="second", param_dtype=jnp.float64)(x)
+
+
+def five_functions() -> None:
+    """xlstm-jax's functions together."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, 16)), rng.normal(size=(48, 8))
+    shard = ft.partial(shard_module_params, axis_name="data", min_weight_size=8)
+    module, plain = Mlp(shard(nn.Dense)), Mlp()
+    mesh = jaxcoll.make_mesh({"data": -1})
+
+    def loss(module: Any, params: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((module.apply({"params": params}, x) - y) ** 2)
+
+    def run(x: Any, y: Any) -> Any:
+        params = module.init(lax.pcast(jax.random.key(0), "data", to="varying"), x)["params"]
+        for _ in range(STEPS):
+            grads = jax.grad(lambda p: loss(module, p, x, y))(params)
+            grads = sync_gradients(grads, ("data",))
+            params = jax.tree.map(lambda p, g: p - 0.3 * g, params, grads)
+        whole = jaxcoll.gather_params(params, "data")
+        return jax.tree.map(lambda leaf: leaf[None], whole)
+
+    mapped = jax.jit(
+        jax.shard_map(run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data"))
+    )
+    sharding = jax.NamedSharding(mesh, jax.P("data"))
+    whole = mapped(*DataParallel().shard_batch((x, y), sharding, batch_is_global=True))
+
+    params = plain.init(local(jax.random.key(0)), x)["params"]
+    for _ in range(STEPS):
+        grads = jax.grad(lambda p: loss(plain, p, x, y))(params)
+        params = jax.tree.map(lambda p, g: p - 0.3 * g, params, grads)
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf] * WORLD), params)
+    assert_parts(nn.unbox(whole), stacked, "the five functions")
+
+
+def placement() -> None:
+    """Batches, states and metrics over all processes."""
+    mesh = jaxcoll.make_mesh({"data": -1})
+    manager = DataParallel()
+    sharding = manager.create_data_parallel_sharding(mesh)
+    share = 2 * jax.local_device_count()
+    mine = np.arange(share) + share * jax.process_index()
+    sharded = manager.shard_batch({"x": mine}, sharding)["x"]
+    assert sharded.shape == (2 * WORLD,)
+    assert_parts(sharded, np.arange(2 * WORLD), "a share each")
+    whole = manager.shard_batch(np.arange(2 * WORLD), sharding, batch_is_global=True)
+    assert_parts(whole, np.arange(2 * WORLD), "the whole batch from each")
+
+    params = {"w": np.arange(WORLD * 8.0).reshape(WORLD * 2, 4), "b": np.ones(3)}
+    state = manager.shard_model_state(params, mesh, "shard")
+    assert_parts(state, params, "a state")
+    back = reshard(state, jax.P(), mesh=mesh)
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(back))
+    assert_parts(back, params, "a state that was resharded")
+
+    metrics = jax.jit(
+        jax.shard_map(
+            lambda x: DistributedMetrics().reduce_mean({"loss": x.mean()}, "data"),
+            mesh=mesh,
+            in_specs=jax.P("data"),
+            out_specs=jax.P(),
+        )
+    )(put(np.arange(WORLD * 1.0), mesh))
+    assert float(metrics["loss"]) == (WORLD - 1) / 2
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    families()
+    five_functions()
+    placement()
+    say("all families are right")
+
+
+main()
