@@ -82,26 +82,12 @@ def _once(
         if host_id == 0:
             address = stack.enter_context(_service(address, hosts * options.n))
         assert address is not None
-        shared = {
-            **_around_proxies(address),
-            **needed_environment(options.devices_per_process, os.environ),
-            "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": str(options.devices_per_process),
-            "JAXCOLL_COORDINATOR": address,
-            "JAXCOLL_DEVICES_PER_PROCESS": str(options.devices_per_process),
-            "JAXCOLL_JOB": secrets.token_hex(8),
-            "JAXCOLL_NUM_HOSTS": str(hosts),
-            "JAXCOLL_NUM_PROCESSES": str(hosts * options.n),
-            "JAXCOLL_RESTART": str(restart),
-            "PYTHONUNBUFFERED": "1",
-        }
-        if options.accelerate:
-            shared["JAXCOLL_ACCELERATE_LAX"] = "1"
+        shared = {**os.environ, **_environment(options, restart, address)}
         ranks = [
             Rank(
                 number,
                 _command(options),
-                {**os.environ, **shared, "JAXCOLL_PROCESS_ID": str(number)},
+                {**shared, "JAXCOLL_PROCESS_ID": str(number)},
                 frozenset(cpus[i]) if cpus is not None else None,
             )
             for i, number in enumerate(range(host_id * options.n, (host_id + 1) * options.n))
@@ -109,7 +95,30 @@ def _once(
         # Unbuffered: a rank's line is seen when it is written.
         out = stack.enter_context(open(sys.stdout.fileno(), "wb", 0, closefd=False))
         err = stack.enter_context(open(sys.stderr.fileno(), "wb", 0, closefd=False))
-        return Job(ranks, out, err).run(signals)
+        try:
+            return Job(ranks, out, err).run(signals)
+        except OSError as error:
+            return Outcome(1, f"a rank could not be started: {error}", False)
+
+
+def _environment(options: Options, restart: int, address: str) -> dict[str, str]:
+    """Returns what all ranks have besides the launcher's own environment."""
+    hosts = options.hosts or 1
+    accelerate = {"JAXCOLL_ACCELERATE_LAX": "1"} if options.accelerate else {}
+    return {
+        **_around_proxies(address),
+        **needed_environment(options.devices_per_process, os.environ),
+        **accelerate,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(options.devices_per_process),
+        "JAXCOLL_COORDINATOR": address,
+        "JAXCOLL_DEVICES_PER_PROCESS": str(options.devices_per_process),
+        "JAXCOLL_JOB": secrets.token_hex(8),
+        "JAXCOLL_NUM_HOSTS": str(hosts),
+        "JAXCOLL_NUM_PROCESSES": str(hosts * options.n),
+        "JAXCOLL_RESTART": str(restart),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def _command(options: Options) -> list[str]:
