@@ -2,6 +2,7 @@
 
     python examples/train_lm.py           # three to four minutes on two cores
     python examples/train_lm.py --help
+    jaxcoll run -n 2 --devices-per-process 4 examples/train_lm.py
 
 It needs `pip install 'jaxcoll[demo]'`. The part to copy is `make_train_step`: one `jax.shard_map`
 whose gradients go through one `jaxcoll.all_reduce`. What isn't training is in `support/`.
@@ -25,6 +26,7 @@ from support.checkpoints import Checkpoints
 from support.options import option, parse
 from support.progress import Progress
 from support.timing import Step
+from support.together import say
 
 import jaxcoll
 from jaxcoll.models import TransformerLM
@@ -135,9 +137,10 @@ def train(
 def main() -> int:
     config, run = parse("Train a byte-level Transformer on Python's own source.", Config, Run)
     jaxcoll.simulate_cpu_devices(run.devices)  # before anything else uses JAX
-    mesh = jax.make_mesh((run.devices,), ("data",), axis_types=(AxisType.Auto,))
+    jaxcoll.initialize()  # does nothing in a process that is alone
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     checkpoints, losses = Checkpoints(pathlib.Path(run.out, "checkpoints"), keep=run.resume), []
-    if run.resume:
+    if resume := run.resume or checkpoints.are_of_this_job():
         saved, losses = checkpoints.latest_record()
         config = Config(**saved)
     full_length = config.steps >= Config.steps and run.minutes >= Run.minutes
@@ -151,24 +154,25 @@ def main() -> int:
 
     replicated = NamedSharding(mesh, P())
     state = jax.jit(init, out_shardings=replicated)(jax.random.key(config.seed))
-    about = report.describe(state.params, config.batch, config.context, run.devices)
-    print(corpus.describe(), about, sep="\n", flush=True)
+    about = report.describe(state.params, config.batch, config.context)
+    say(corpus.describe(), about, sep="\n", flush=True)
 
     def batch_of(step: int) -> jax.Array:  # (B, T + 1)
         shape = (config.batch, config.context + 1)
-        windows = data.random_windows(corpus.training, shape, seed=(config.seed, step))
-        return jax.device_put(windows, NamedSharding(mesh, P("data")))
+        windows = ft.partial(data.random_windows, corpus.training, shape, (config.seed, step))
+        # Of a process that is one of several, its part alone is read.
+        return jax.make_array_from_callback(shape, NamedSharding(mesh, P("data")), windows)
 
-    if run.resume:
+    if resume:
         state = checkpoints.restore(len(losses), like=state)
     step = make_train_step(model, config, mesh)
     state = train(step, state, losses, batch_of, config, run, checkpoints)
     if len(losses) == run.stop_after:
-        print(f"stopped after step {len(losses)}; --resume goes on from there")
+        say(f"stopped after step {len(losses)}; --resume goes on from there")
         return 0
 
     if len(losses) < config.steps:
-        print(f"the limit of {run.minutes} minutes: {len(losses)} of {config.steps} steps")
+        say(f"the limit of {run.minutes} minutes: {len(losses)} of {config.steps} steps")
     windows = data.even_windows(corpus.held_out, (run.eval_windows, config.context + 1))
     alone = make_train_step(model, config, mesh, sync=False)
     inputs = (batch_of(0), float(config.steps))

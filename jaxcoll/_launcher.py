@@ -21,7 +21,7 @@ class Options:
     n: int
     program: Sequence[str]
     module: bool = False
-    devices_per_process: int = 1
+    devices_per_process: int | None = None
     max_restarts: int = 0
     hosts: int | None = None
     host_id: int | None = None
@@ -32,7 +32,8 @@ class Options:
     def __post_init__(self) -> None:
         """Raises ValueError for what makes no sense."""
         for name, least in (("n", 1), ("devices_per_process", 1), ("max_restarts", 0)):
-            _at_least(least, name, getattr(self, name))
+            if (value := getattr(self, name)) is not None:
+                _at_least(least, name, value)
         together = (self.hosts, self.host_id, self.coordinator)
         if None in together and together != (None, None, None):
             raise ValueError("--hosts, --host-id and --coordinator: expected all three or none.")
@@ -105,14 +106,18 @@ def _environment(options: Options, restart: int, address: str) -> dict[str, str]
     """Returns what all ranks have besides the launcher's own environment."""
     hosts = options.hosts or 1
     accelerate = {"JAXCOLL_ACCELERATE_LAX": "1"} if options.accelerate else {}
+    devices = options.devices_per_process
+    chosen = {
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAXCOLL_DEVICES_PER_PROCESS": str(devices),
+    }
     return {
         **_around_proxies(address),
-        **needed_environment(options.devices_per_process, os.environ),
+        **needed_environment(devices or 1, os.environ),
+        **(chosen if devices else {}),
         **accelerate,
         "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(options.devices_per_process),
         "JAXCOLL_COORDINATOR": address,
-        "JAXCOLL_DEVICES_PER_PROCESS": str(options.devices_per_process),
         "JAXCOLL_JOB": secrets.token_hex(8),
         "JAXCOLL_NUM_HOSTS": str(hosts),
         "JAXCOLL_NUM_PROCESSES": str(hosts * options.n),

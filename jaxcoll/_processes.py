@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import jax
 
-from jaxcoll._config import config
+from jaxcoll._config import config, logger
 
 # XLA's own limit on the waits of its own collectives, after which it ends the process.
 _XLA_TERMINATE_S = 40
@@ -22,7 +22,8 @@ def simulate_cpu_devices(num_devices: int) -> None:
     also sets what a multi-device CPU program needs: a thread pool that un-awaited steps can't
     exhaust (`PJRT_NPROC`; with XLA's default, more than 32 of them hang), and the limits on the
     waits of XLA's own collectives, which end the process: twice `config.timeout_s` as it is now,
-    so that an error of ours comes first, and 40 s, XLA's default, at least.
+    so that an error of ours comes first, and 40 s, XLA's default, at least. In a job that
+    `jaxcoll run --devices-per-process` started it does nothing: that number holds.
 
     Args:
         num_devices: how many devices, at least 1.
@@ -41,6 +42,14 @@ def simulate_cpu_devices(num_devices: int) -> None:
             f"simulate_cpu_devices(num_devices): expected a positive int, got {num_devices!r}."
         )
     global _simulated
+    if chosen := _int_of("JAXCOLL_DEVICES_PER_PROCESS"):
+        if chosen != num_devices:
+            logger.info(
+                "jaxcoll: simulate_cpu_devices(%d): `jaxcoll run --devices-per-process %d` holds",
+                num_devices,
+                chosen,
+            )
+        return
     if _simulated == num_devices:  # a notebook's cell that runs again
         return
     if jax_has_started():

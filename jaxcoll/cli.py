@@ -48,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("-n", type=int, required=True, help="processes on this host")
     run.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module's name")
     run.add_argument(
-        "--devices-per-process", type=int, default=1, metavar="K", help="default: %(default)s"
+        "--devices-per-process",
+        type=int,
+        metavar="K",
+        help="CPU devices of each, whatever the script simulates (default: what it does, else 1)",
     )
     run.add_argument(
         "--max-restarts",

@@ -2,6 +2,8 @@
 
 import time
 
+from support.together import agree
+
 
 class Budget:
     """Bounds a run by a number of steps and by time, whichever comes first.
@@ -28,4 +30,4 @@ class Budget:
             self._start_s = time.perf_counter()
         elapsed = (time.perf_counter() - self._start_s) / self._limit_s
         by_clock = self._first_step + elapsed * (self._num_steps - self._first_step)
-        self.position = min(max(float(self._step), by_clock), float(self._num_steps))
+        self.position = agree(min(max(float(self._step), by_clock), float(self._num_steps)))

@@ -1,5 +1,6 @@
 """Save and restore a training run with Orbax: the arrays, and a JSON record beside them."""
 
+import os
 import pathlib
 from typing import Any
 
@@ -28,10 +29,16 @@ class Checkpoints:
             enable_async_checkpointing=False,
         )
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
-        if not keep:
+        # By `jaxcoll run --max-restarts`, after a rank has failed.
+        self._is_restarted = os.environ.get("JAXCOLL_RESTART", "0") != "0"
+        if not keep and not self._is_restarted:
             # Or its steps would pass for this run's: Orbax numbers checkpoints by step alone.
             for step in self._manager.all_steps():
                 self._manager.delete(step)
+
+    def are_of_this_job(self) -> bool:
+        """Say whether this run is one that was restarted, and left a checkpoint before."""
+        return self._is_restarted and self._manager.latest_step() is not None
 
     def save(self, state: Any, losses: list[float], config: dict[str, Any]) -> None:
         """Save the run as it is after step `len(losses)`.

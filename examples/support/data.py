@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import pathlib
 import sysconfig
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def load_corpus(folder: pathlib.Path | None = None) -> Corpus:
 
 
 def random_windows(
-    text: np.ndarray, shape: tuple[int, int], *, seed: tuple[int, int]
+    text: np.ndarray, shape: tuple[int, int], seed: tuple[int, int], index: Any = slice(None)
 ) -> np.ndarray:
     """Cut windows at random places.
 
@@ -86,13 +87,15 @@ def random_windows(
         text: Shape `(n,)`, uint8.
         shape: Number of windows, bytes of each.
         seed: Decides the places alone, so that with the step in it a resumed run needs no state.
+        index: Of the windows that are wanted; all without.
 
     Returns:
-        Shape `shape`, uint8.
+        The part at `index` of an array of shape `shape`, uint8.
     """
     num_windows, num_bytes = shape
     starts = np.random.default_rng(seed).integers(0, len(text) - num_bytes + 1, num_windows)
-    return text[starts[:, None] + np.arange(num_bytes)]
+    rows = index[0] if isinstance(index, tuple) else index
+    return text[starts[rows, None] + np.arange(num_bytes)]
 
 
 def even_windows(text: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 _WINDOWS_AT_ONCE = 8  # per device: bounds the memory of the logits
@@ -29,6 +29,10 @@ def losses(
         Shape `(n,)`.
     """
     mapped = jax.shard_map(window_losses, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
-    step, at_once = jax.jit(mapped), _WINDOWS_AT_ONCE * mesh.size
+    # On all devices, so that every process has all of them.
+    step = jax.jit(mapped, out_shardings=NamedSharding(mesh, P()))
+    at_once = _WINDOWS_AT_ONCE * mesh.size
+    sharding = NamedSharding(mesh, P("data"))
     parts = np.split(windows, range(at_once, len(windows), at_once))
-    return np.concatenate([step(params, part) for part in parts])
+    placed = [jax.make_array_from_callback(p.shape, sharding, p.__getitem__) for p in parts]
+    return np.concatenate([step(params, part) for part in placed])

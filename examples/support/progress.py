@@ -1,9 +1,12 @@
 """A progress bar: one line that redraws itself on a terminal, plain lines elsewhere."""
 
 import collections
+import io
 import sys
 import time
 from typing import TextIO
+
+import jax
 
 _BAR_WIDTH = 24  # characters
 _WINDOW_STEPS = 30  # the rates and the loss shown are means over this many steps
@@ -17,7 +20,7 @@ class Progress:
         end: The position at which the run is done.
         tokens_per_step: Tokens that one step trains on.
         first_step: Steps done before (a resumed run).
-        stream: Where to write; standard output if None.
+        stream: Where to write; if None, to standard output, from the first process.
     """
 
     def __init__(
@@ -25,7 +28,8 @@ class Progress:
     ):
         self._end, self._tokens_per_step = end, tokens_per_step
         self._step = self._first_step = first_step
-        self._stream = sys.stdout if stream is None else stream
+        shown = sys.stdout if jax.process_index() == 0 else io.StringIO()
+        self._stream = shown if stream is None else stream
         self._losses: collections.deque[float] = collections.deque(maxlen=_WINDOW_STEPS)
         self._places = collections.deque(
             [(time.perf_counter(), float(first_step))], maxlen=_WINDOW_STEPS + 1

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcoll
+from support.together import agree, say
 
 # (state, *inputs) to (state, loss)
 Step = Callable[..., tuple[Any, jax.Array]]
@@ -98,7 +99,7 @@ def compare(
     """
     if not limit_s:
         return None
-    print(f"timing the step on native and on lax, {limit_s:g} s and two compilations", flush=True)
+    say(f"timing the step on native and on lax, {limit_s:g} s and two compilations", flush=True)
     runners = [
         _Runner(step, state, inputs, "native"),
         _Runner(step, state, inputs, "lax"),
@@ -108,11 +109,11 @@ def compare(
         for runner in 2 * runners:
             runner.seconds()  # compiles, then runs once to warm up
     except jaxcoll.NativeUnavailableError as error:
-        print(f"not timed: {error}")
+        say(f"not timed: {error}")
         return None
     samples: list[list[float]] = []
     deadline_s = time.perf_counter() + limit_s
-    while len(samples) < 3 or time.perf_counter() < deadline_s:
+    while len(samples) < 3 or agree(deadline_s - time.perf_counter()) > 0:
         sample = [0.0] * len(runners)
         for i in range(len(runners)):
             which = (i + len(samples)) % len(runners)  # none is always the one after another

@@ -1,0 +1,72 @@
+"""`examples/train_lm.py` in several processes: the losses of one process, to the last bit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checks import native_missing
+from processes.run_job import JOBS, ROOT
+
+SCRIPT = ROOT / "examples" / "train_lm.py"
+TINY = (
+    *("--steps=24", "--batch=8", "--context=16", "--num-layers=1", "--width=32", "--num-heads=2"),
+    *("--eval-windows=16", "--sample-bytes=8", "--compare-seconds=0", "--checkpoint-every=6"),
+    "--devices=4",
+)
+TWO_PROCESSES = ("-m", "jaxcoll", "run", "-n", "2", "--devices-per-process", "2")
+
+pytestmark = pytest.mark.skipif(
+    native_missing() is not None, reason="the same bits on any layout are the native path's"
+)
+
+
+def run(*command: object) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def saved_losses(out: Path) -> list[float]:
+    """Read in a process of its own: the examples' `support` is not on the tests' path."""
+    code = (
+        "import pathlib, sys; from support.checkpoints import Checkpoints; "
+        "print(Checkpoints(pathlib.Path(sys.argv[1]), keep=True).latest_record()[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(out / "checkpoints")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT / "examples",
+    )
+    return eval(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def losses_of_one(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    out = tmp_path_factory.mktemp("one")
+    run(SCRIPT, f"--out={out}", *TINY)
+    losses = saved_losses(out)
+    assert len(losses) == 24
+    return losses
+
+
+def test_two_processes(losses_of_one: list[float], tmp_path: Path):
+    output = run(*TWO_PROCESSES, SCRIPT, f"--out={tmp_path}", *TINY)
+    assert "on 4 simulated devices in 2 processes" in output
+    assert saved_losses(tmp_path) == losses_of_one
+
+
+def test_a_killed_rank_and_a_restart(losses_of_one: list[float], tmp_path: Path):
+    job = (JOBS / "killed_train_lm.py", SCRIPT, tmp_path)
+    output = run(*TWO_PROCESSES, "--max-restarts", 1, *job, *TINY)
+    assert "rank 1 failed first: killed by SIGKILL" in output
+    assert "restart 1 of 1" in output
+    assert saved_losses(tmp_path) == losses_of_one
