@@ -2,7 +2,7 @@
 
     values.py (all | some) [hosts]
 
-`hosts`: the processes pretend to be on two hosts.
+`hosts`: the processes are on two hosts, or pretend to be.
 """
 
 import os
@@ -54,6 +54,11 @@ def check(op: Op, order: str, names: tuple[str, ...], dtypes: tuple[Any, ...]) -
     what = f"{op.name} over {names} of {dict(over.shape)}"
     if ON_HOSTS:
         results = program(arguments)
+        if axes == (0, 1) and len(dtypes) == 1 and order == "processes first":
+            (row,) = jaxcoll.explain(program, arguments).rows
+            reason = "the group spans several hosts" if row.path == "lax" else ""
+            spread = not op.name.startswith(("all_to_all", "ppermute"))
+            assert (row.path, row.reason) == ("two-level" if spread else "lax", reason), row
     else:
         with (
             jaxcoll.using(backend="native" if size > 1 else "auto"),
@@ -66,7 +71,7 @@ def check(op: Op, order: str, names: tuple[str, ...], dtypes: tuple[Any, ...]) -
 
 
 def main() -> None:
-    if ON_HOSTS:
+    if ON_HOSTS and "JAXCOLL_HOST_ID" not in os.environ:
         second = jax.process_index() >= jax.process_count() // 2
         os.environ["JAXCOLL_HOST_ID"] = "second" if second else "first"
         jaxcoll.reset()

@@ -1,0 +1,90 @@
+"""Two hosts: network namespaces of this machine, joined by a pair of virtual interfaces."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checks import native_missing
+from processes.run_job import JOBS, ROOT
+
+PORT = 7777  # in a namespace of its own every port is free
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def _reason() -> str | None:
+    """Says why there can be no namespaces here, or None."""
+    if native_missing():
+        return "the engine across processes is native"
+    if sys.platform != "linux" or not shutil.which("ip") or os.geteuid() != 0:
+        return "network namespaces need Linux, ip and root"
+    try:
+        _ip("netns", "add", f"jaxcoll-{os.getpid()}-try")
+        _ip("netns", "del", f"jaxcoll-{os.getpid()}-try")
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces: {error.stderr.decode().strip()}"
+    return None
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[tuple[str, str]]]:
+    """Two namespaces and their addresses, in which this host's name is that address."""
+    if reason := _reason():
+        pytest.skip(reason)
+    names = [f"jaxcoll-{os.getpid()}-{letter}" for letter in "ab"]
+    links = [f"jc{os.getpid()}{letter}" for letter in "ab"]
+    found = []
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            _ip("netns", "add", name)
+            stack.callback(_ip, "netns", "del", name)
+        _ip("link", "add", links[0], "type", "veth", "peer", "name", links[1])
+        for i, (name, link) in enumerate(zip(names, links, strict=True)):
+            address = f"10.213.7.{i + 1}"
+            _ip("link", "set", link, "netns", name)
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
+            _ip("-n", name, "link", "set", link, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+            etc = Path("/etc/netns", name)  # what `ip netns exec` puts over /etc
+            etc.mkdir(parents=True)
+            stack.callback(shutil.rmtree, etc)
+            (etc / "hosts").write_text(f"{address} {socket.gethostname()}\n127.0.0.1 localhost\n")
+            found.append((name, address))
+        yield found
+
+
+@pytest.mark.parametrize("ops", ["some", pytest.param("all", marks=pytest.mark.full)])
+def test_every_op_over_two_hosts(hosts: list[tuple[str, str]], ops: str):
+    launchers = []
+    for i, (name, _) in enumerate(hosts):
+        command = ["ip", "netns", "exec", name, sys.executable, "-m", "jaxcoll", "run"]
+        command += ["-n", "2", "--hosts", "2", "--host-id", str(i)]
+        command += ["--coordinator", f"{hosts[0][1]}:{PORT}", str(JOBS / "values.py"), ops, "hosts"]
+        environment = {
+            **{k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS")},
+            "JAXCOLL_HOST_ID": name,
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        }
+        launchers.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=ROOT,
+            )
+        )
+    outputs = [launcher.communicate(timeout=150)[0] for launcher in launchers]
+    for i, (launcher, output) in enumerate(zip(launchers, outputs, strict=True)):
+        assert launcher.returncode == 0, "\n".join(outputs)
+        for rank in (2 * i, 2 * i + 1):
+            assert f"[{rank}] all values are right" in output
