@@ -13,9 +13,9 @@
 #include <utility>    // std::move
 #include <vector>     // std::vector
 
+#include "core/status.h"
 #include "ffi/handlers.h"
 #include "ffi/site.h"
-#include "core/status.h"
 #include "host/call_site.h"
 #include "host/job.h"
 #include "host/recorder.h"
@@ -101,8 +101,7 @@ void FormatSegment(int memory, std::size_t num_seats, std::size_t num_lanes,
 }
 
 std::size_t SegmentBytes(std::size_t num_seats, std::size_t num_lanes, std::size_t window_bytes) {
-  return SegmentShape{
-      .num_seats = num_seats, .num_lanes = num_lanes, .window_bytes = window_bytes}
+  return SegmentShape{.num_seats = num_seats, .num_lanes = num_lanes, .window_bytes = window_bytes}
       .bytes();
 }
 
@@ -117,7 +116,6 @@ void Attach(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes
   if (!status.ok()) {
     throw std::runtime_error(status.message);
   }
-  Watchdog::Get().SettleFailures();
   Job::Get().Attach(std::move(session));
 }
 

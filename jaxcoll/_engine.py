@@ -49,10 +49,11 @@ def reset() -> None:
     """Makes collectives between processes work again after an error; call it on all processes.
 
     After a `CollectiveError` between processes, every further call between them fails with the same
-    cause, because the processes may stand at different places of their programs. This waits until
-    all of them have come here, makes them a new shared memory, and forgets the old one. What the
-    failed programs were to compute, and arrays that were donated to them, is lost. In a job of one
-    process it does nothing: there, the next program runs anyway.
+    cause, because the processes may stand at different places of their programs. This waits for the
+    steps in flight whose results are still held (wait for others yourself), and until all processes
+    have come here, makes them a new shared memory, and forgets the old one. What
+    the failed programs were to compute, and arrays that were donated to them, is lost. In a job of
+    one process it does nothing: there, the next program runs anyway.
 
     Raises:
         RuntimeError: a process has ended or does not come within `config.timeout_s`, or
@@ -69,6 +70,7 @@ def reset() -> None:
         return
     if not _state.attachments:
         raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
+    _await_steps()  # none of them may meet a step of the time after
     attach("reset")
 
 
@@ -155,9 +157,15 @@ def _use(core: Any) -> None:
 
 def _leave(core: Any) -> None:
     """Tells the other processes that this one makes no more calls."""
-    with contextlib.suppress(Exception):  # steps in flight may fail: nobody asked for them
-        jax.block_until_ready(jax.live_arrays())
+    _await_steps()
     core.leave()
+
+
+def _await_steps() -> None:
+    """Waits until the steps in flight, as far as their results are still held, have ended."""
+    for array in jax.live_arrays():
+        with contextlib.suppress(Exception):  # they may fail: nobody asked for them
+            array.block_until_ready()
 
 
 def problem() -> str | None:

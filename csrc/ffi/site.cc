@@ -132,8 +132,8 @@ Instantiated MakeSite(AttributeReader& reader, std::unique_ptr<const Work> work)
   if (!reader.ok() || work == nullptr) {
     return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcoll: " + reader.problem()));
   }
-  return std::make_unique<SiteState>(new CallSite(
-      static_cast<std::uint64_t>(site_id), std::move(groups), std::move(work), placement));
+  return std::make_unique<SiteState>(new CallSite(static_cast<std::uint64_t>(site_id),
+                                                  std::move(groups), std::move(work), placement));
 }
 
 namespace {
@@ -142,7 +142,7 @@ namespace {
 Outcome Refuse(const CallSite& site, std::int64_t run, const std::string& message) {
   auto cause = std::make_shared<const Status>(Internal(SiteText(site.id()) + ": " + message));
   Outcome outcome{.error = ToError(*cause)};
-  site.FailJob(*cause);
+  site.FailJob(run, *cause);
   Watchdog::Get().FailRun(run, std::move(cause));
   return outcome;
 }

@@ -125,6 +125,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       groups_(std::move(groups)),
       work_(std::move(work)),
       pace_(&NextPace()),
+      job_(placement.job),
       members_(CountMembers(groups_)) {
   std::size_t num_members = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -183,8 +184,8 @@ std::string CallSite::Problem(const Placement& placement) {
     if (members.num_processes() > 1 &&
         MinWindowBytes(members) > session->segment().shape().window_bytes) {
       return "a group of " + std::to_string(members.num_ranks()) + " ranks, " +
-             std::to_string(members.most_ranks()) + " in one process, needs more shared memory: " +
-             "set JAXCOLL_SEGMENT_BYTES";
+             std::to_string(members.most_ranks()) +
+             " in one process, needs more shared memory: " + "set JAXCOLL_SEGMENT_BYTES";
     }
   }
   return "";
@@ -232,18 +233,14 @@ Arrival CallSite::Arrive(const Visit& visit, WaiterFactory& factory) {
       visit.meeting->Arrive(visit.key, visit.rank, visit.now_ns, *visit.entry, factory);
   if (arrival.answer == Answer::kFailed) {
     Watchdog::Get().FailRun(visit.key.run, arrival.failure);
-    if (!Watchdog::Get().IsSettled(visit.key.run)) {
-      visit.meeting->FailJob(*arrival.failure);
-    }
+    FailJob(visit.key.run, *arrival.failure);
   }
   return arrival;
 }
 
-void CallSite::FailJob(const Status& cause) const {
-  for (const auto& meeting : meetings_) {
-    if (meeting != nullptr) {
-      meeting->FailJob(cause);
-    }
+void CallSite::FailJob(std::int64_t run, const Status& cause) const {
+  if (job_ != nullptr && !Watchdog::Get().IsSettled(run)) {
+    job_->session()->segment().Fail(cause.message);
   }
 }
 
@@ -263,9 +260,13 @@ void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
       continue;
     }
     const std::int64_t waited_ns = now_ns - call.opened_ns;
-    if (timeout_ns >= 0 && waited_ns >= timeout_ns) {
-      meeting.Fail(call.key, std::make_shared<const Status>(
-                                 DeadlineExceeded(Describe(group, call, waited_ns, timeout_ns))));
+    if (timeout_ns < 0 || waited_ns < timeout_ns) {
+      continue;
+    }
+    const auto cause = std::make_shared<const Status>(
+        DeadlineExceeded(Describe(group, call, waited_ns, timeout_ns)));
+    if (meeting.Fail(call.key, cause) && call.epoch == epoch()) {
+      FailJob(call.key.run, *cause);
     }
   }
 }
@@ -289,9 +290,8 @@ std::string CallSite::Describe(std::size_t group, const Meeting::OpenCall& call,
          Seconds(timeout_ns) + ") for rank " + missing + " of " +
          std::to_string(groups_[group].size()) +
          (num_here < groups_[group].size() ? ", in this process" : "") + "; arrived: rank " + came +
-         "; run " +
-         std::to_string(call.key.run) + ", execution " + std::to_string(call.key.iteration + 1) +
-         " of this call in it";
+         "; run " + std::to_string(call.key.run) + ", execution " +
+         std::to_string(call.key.iteration + 1) + " of this call in it";
 }
 
 }  // namespace jaxcoll

@@ -72,8 +72,12 @@ class CallSite final : private CallNames {
   /// Arrives with the pointers that were set on visit.meeting. See Meeting::Arrive.
   Arrival Arrive(const Visit& visit, WaiterFactory& factory);
 
-  /// Fails the job, where a group of this site has members in other processes.
-  void FailJob(const Status& cause) const;
+  /// Fails the job, if this process is one of several: others may wait for what run `run` was to
+  /// call. Not where the run had failed before the job was attached as it is now.
+  void FailJob(std::int64_t run, const Status& cause) const;
+
+  /// Counts the attachments of the job; 0 without one.
+  [[nodiscard]] std::uint64_t epoch() const { return job_ == nullptr ? 0 : job_->epoch(); }
 
   /// Fails every open meeting whose deadline is over (timeout_ns < 0: none) or whose run is known
   /// to have failed. Called by the watchdog.
@@ -82,7 +86,7 @@ class CallSite final : private CallNames {
  private:
   struct Member {
     std::size_t group = 0;
-    std::size_t rank = 0;      // among those of the group in this process
+    std::size_t rank = 0;                  // among those of the group in this process
     std::atomic<std::int64_t> device{-1};  // -1: has not been here
     std::int64_t run = 0;
     std::int64_t iteration = -1;
@@ -101,9 +105,10 @@ class CallSite final : private CallNames {
   const std::vector<std::vector<std::int64_t>> groups_;
   const std::unique_ptr<const Work> work_;
   Pace* const pace_;
-  std::vector<Member> members_;                            // by logical id
-  std::vector<std::unique_ptr<Membership>> memberships_;   // by group; null: all are here
-  std::vector<std::unique_ptr<Meeting>> meetings_;         // by group; null: none is here
+  Job* const job_;                                        // null: all members are in this process
+  std::vector<Member> members_;                           // by logical id
+  std::vector<std::unique_ptr<Membership>> memberships_;  // by group; null: all are here
+  std::vector<std::unique_ptr<Meeting>> meetings_;        // by group; null: none is here
   std::atomic<int> references_{1};
 };
 

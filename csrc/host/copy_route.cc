@@ -17,7 +17,8 @@ std::size_t PieceBytes(std::size_t half_bytes, std::size_t count) {
 
 }  // namespace
 
-// ---- all_gather and all_to_all -------------------------------------------------------------------
+// ---- all_gather and all_to_all
+// -------------------------------------------------------------------
 
 ExchangeRoute::ExchangeRoute(const ExchangeLayout& layout, const Membership& members,
                              std::size_t window_bytes)
@@ -25,8 +26,8 @@ ExchangeRoute::ExchangeRoute(const ExchangeLayout& layout, const Membership& mem
       members_(members),
       one_for_all_(layout.from_block == 0),
       half_bytes_(window_bytes / 2),
-      piece_bytes_(PieceBytes(
-          half_bytes_, members.most_ranks() * (one_for_all_ ? 1 : members.num_ranks()))),
+      piece_bytes_(
+          PieceBytes(half_bytes_, members.most_ranks() * (one_for_all_ ? 1 : members.num_ranks()))),
       slabs_(layout.rows * layout.columns, layout.bytes, piece_bytes_) {}
 
 std::size_t ExchangeRoute::num_rounds() const {
@@ -83,7 +84,8 @@ void ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& loc
   }
 }
 
-// ---- ppermute and broadcast ----------------------------------------------------------------------
+// ---- ppermute and broadcast
+// ----------------------------------------------------------------------
 
 PermuteRoute::PermuteRoute(std::vector<std::size_t> source_of, std::size_t bytes,
                            const Membership& members, std::size_t window_bytes)
@@ -95,8 +97,7 @@ PermuteRoute::PermuteRoute(std::vector<std::size_t> source_of, std::size_t bytes
       slabs_(1, bytes, piece_bytes_) {
   for (std::size_t target = 0; target < source_of_.size(); ++target) {
     const std::size_t source = source_of_[target];
-    if (source != PermuteWork::kNone &&
-        members.process_of(source) != members.process_of(target)) {
+    if (source != PermuteWork::kNone && members.process_of(source) != members.process_of(target)) {
       is_wanted_[source] = true;
     }
   }
@@ -133,9 +134,8 @@ void PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& loca
     }
     const std::size_t k = members_.position(source);
     const std::byte* const from =
-        members_.is_mine(source)
-            ? static_cast<const std::byte*>(local.operands[k]) + piece.begin
-            : windows[members_.process_of(source)] + At(round, k);
+        members_.is_mine(source) ? static_cast<const std::byte*>(local.operands[k]) + piece.begin
+                                 : windows[members_.process_of(source)] + At(round, k);
     if (from != to) {
       std::memcpy(to, from, piece.length);
     }

@@ -11,8 +11,8 @@
 
 namespace jaxcoll {
 
-/// A round is one piece of every block, see ExchangeLayout. A block that is the same for all targets
-/// is left once.
+/// A round is one piece of every block, see ExchangeLayout. A block that is the same for all
+/// targets is left once.
 class ExchangeRoute final : public Route {
  public:
   ExchangeRoute(const ExchangeLayout& layout, const Membership& members, std::size_t window_bytes);

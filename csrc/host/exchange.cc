@@ -73,6 +73,7 @@ Exchange::Exchange(Job& job, const Session& session, std::uint64_t group, std::u
       names_(names),
       steps_(route_->num_phases(), route_->num_rounds()),
       window_bytes_(session.segment().shape().window_bytes),
+      processes_(session.processes()),
       windows_(members.num_processes()) {
   for (std::size_t process = 0; process < members.num_processes(); ++process) {
     if (process != members.mine()) {
@@ -93,6 +94,8 @@ void Exchange::Prepare() {
     epoch_ = epoch;
     session_ = job_.session();
     occurrences_ = &session_->Occurrences(group_, site_);
+    fits_ = session_->segment().shape().window_bytes == window_bytes_ &&
+            session_->processes() == processes_ && steps_.count() <= Lane::kMaxProgress;
   }
 }
 
@@ -103,21 +106,23 @@ std::shared_ptr<const Status> Exchange::Failure() const {
   return std::make_shared<const Status>(Internal(session_->segment().failure()));
 }
 
-void Exchange::FailJob(const Status& cause) const { job_.session()->segment().Fail(cause.message); }
+void Exchange::Fail(const Status& cause) const { session_->segment().Fail(cause.message); }
 
-// ---- Steps ---------------------------------------------------------------------------------------
+// ---- Steps
+// ---------------------------------------------------------------------------------------
 
 Exchange::Progress Exchange::Begin(const Buffers& local) {
   local_ = local;
+  ticket_ = 0;
   lane_ = -1;
   step_ = 0;
+  needed_ = 0;
   for (Peer& peer : peers_) {
     peer.lane = nullptr;
     peer.progress = 0;
   }
-  if (session_->segment().shape().window_bytes != window_bytes_ ||
-      steps_.count() > Lane::kMaxProgress) {
-    FailJob(Internal(names_.Text() + ": it does not fit the job's shared memory"));
+  if (!fits_) {
+    session_->segment().Fail(names_.Text() + ": it does not fit the job's shared memory");
     return Progress::kFailed;
   }
   name_ = {.group = group_,
@@ -128,13 +133,14 @@ Exchange::Progress Exchange::Begin(const Buffers& local) {
 }
 
 bool Exchange::OpenLane() {
-  lane_ = session_->TakeLane();
+  lane_ = session_->TakeLane(ticket_);
   if (lane_ < 0) {
     return false;
   }
   Lane& mine = lane();
   // Whoever reads what follows meanwhile finds the word changed, and drops it.
-  mine.word.store(0, std::memory_order_relaxed);
+  // Release: whoever sees it in TakeLane takes the last call's reads for done.
+  mine.word.store(0, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_release);
   mine.group.store(name_.group, std::memory_order_relaxed);
   mine.site.store(name_.site, std::memory_order_relaxed);
@@ -156,7 +162,7 @@ bool Exchange::Find(Peer& peer) const {
   for (std::size_t i = 0; i < num_lanes; ++i) {
     const std::size_t at = (peer.last_lane + i) % num_lanes;
     const Lane& lane = segment.lane(peer.seat, at);
-    if (lane.word.load(std::memory_order_acquire) >> Lane::kProgressBits == tag_ &&
+    if (lane.word.load(std::memory_order_seq_cst) >> Lane::kProgressBits == tag_ &&
         NameOf(lane) == name_) {
       peer.lane = &lane;
       peer.last_lane = at;
@@ -174,10 +180,10 @@ bool Exchange::HasReached(Peer& peer, std::size_t steps) const {
     return false;
   }
   const std::uint64_t word = peer.lane->word.load(std::memory_order_seq_cst);
-  // A lane that holds another call was left by a process that has ended this one.
-  peer.progress = word >> Lane::kProgressBits == tag_
-                      ? static_cast<std::size_t>(word & Lane::kMaxProgress)
-                      : steps_.count();
+  // It keeps the lane until this process has ended the call.
+  if (word >> Lane::kProgressBits == tag_) {
+    peer.progress = static_cast<std::size_t>(word & Lane::kMaxProgress);
+  }
   return peer.progress >= steps;
 }
 
@@ -238,7 +244,8 @@ bool Exchange::Advance() {
   return true;
 }
 
-// ---- Waiting -------------------------------------------------------------------------------------
+// ---- Waiting
+// -------------------------------------------------------------------------------------
 
 Exchange::Progress Exchange::Spin(std::int64_t limit_ns) {
   const int busy_looks = session_->is_crowded() ? kCrowdedLooks : kBusyLooks;
@@ -304,18 +311,22 @@ Exchange::Progress Exchange::Finish() {
   }
 }
 
-// ---- Failing -------------------------------------------------------------------------------------
+// ---- Failing
+// -------------------------------------------------------------------------------------
 
 void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
   const std::int64_t waited_ns = now_ns - since_ns;
   for (Peer& peer : peers_) {
     std::string state;
-    if (HasReached(peer, needed_)) {
+    if (lane_ >= 0 && HasReached(peer, needed_)) {
       continue;
     }
     if (const std::string reason = session_->GoneReason(peer.seat, now_ns, state);
         !reason.empty()) {
-      session_->segment().Fail(WaitText(waited_ns) + " (" + reason + ")");
+      const std::int64_t process = session_->processes()[peer.seat];
+      session_->segment().Fail(WaitText(waited_ns) + " (" +
+                               (lane_ < 0 ? "process " + std::to_string(process) + ": " : "") +
+                               reason + ")");
       return;
     }
   }

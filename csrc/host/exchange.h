@@ -21,8 +21,8 @@
 
 namespace jaxcoll {
 
-/// The order of a route's steps: round r's phases follow each other at a distance that lets the next
-/// round be left while this one is read.
+/// The order of a route's steps: round r's phases follow each other at a distance that lets the
+/// next round be left while this one is read.
 class Steps {
  public:
   Steps(std::size_t num_phases, std::size_t num_rounds)
@@ -95,8 +95,8 @@ class Exchange {
   /// Goes on to the end.
   Progress Finish();
 
-  /// Fails the job: this process can't take part in its next call.
-  void FailJob(const Status& cause) const;
+  /// Fails the job as it was when the call was prepared: this process can't take part.
+  void Fail(const Status& cause) const;
 
  private:
   struct Peer {
@@ -125,6 +125,7 @@ class Exchange {
   std::shared_ptr<Session> session_;
   std::uint64_t epoch_ = 0;  // of the job when session_ was taken
   std::atomic<std::uint64_t>* occurrences_ = nullptr;
+  bool fits_ = true;  // the session, what the route was made for
   const std::uint64_t group_;
   const std::uint64_t site_;
   const Membership& members_;
@@ -132,11 +133,13 @@ class Exchange {
   const CallNames& names_;
   const Steps steps_;
   const std::size_t window_bytes_;
+  const std::vector<std::int64_t> processes_;  // by seat
 
   // Of the call in progress.
   Buffers local_{};
   CallName name_;
   std::uint64_t tag_ = 0;
+  std::uint64_t ticket_ = 0;
   int lane_ = -1;
   std::size_t step_ = 0;
   std::size_t needed_ = 0;  // by the step that waits

@@ -10,6 +10,7 @@
 #include <utility>    // std::move
 
 #include "core/clock.h"
+#include "host/watchdog.h"
 
 namespace jaxcoll {
 namespace {
@@ -87,8 +88,14 @@ bool Session::IsRead(const Left& left) {
   return false;
 }
 
-int Session::TakeLane() {
+int Session::TakeLane(std::uint64_t& ticket) {
   const std::lock_guard<SpinLock> lock(lanes_lock_);
+  if (ticket == 0) {
+    ticket = ++last_ticket_;
+  }
+  if (ticket != next_served_) {
+    return -1;
+  }
   // The oldest alone, unless there is nothing else.
   const std::size_t num_looks = fresh_.empty() ? num_left_ : std::min<std::size_t>(1, num_left_);
   for (std::size_t i = 0; i < num_looks; ++i) {
@@ -98,6 +105,7 @@ int Session::TakeLane() {
       std::swap(left, left_[first_left_]);
       first_left_ = (first_left_ + 1) % left_.size();
       --num_left_;
+      ++next_served_;
       return lane;
     }
   }
@@ -106,6 +114,7 @@ int Session::TakeLane() {
   }
   const int lane = fresh_.back();
   fresh_.pop_back();
+  ++next_served_;
   return lane;
 }
 
@@ -123,6 +132,7 @@ std::string Session::GoneReason(std::size_t seat, std::int64_t now_ns, std::stri
   const std::int64_t pid = other.pid.load(std::memory_order_acquire);
   state = "running";
   if (pid == 0) {
+    state = "not there yet";
     return "";
   }
   char letter = '?';
@@ -145,6 +155,9 @@ std::string Session::GoneReason(std::size_t seat, std::int64_t now_ns, std::stri
 }
 
 void Session::Leave() const {
+  if (segment_->seat(seat_).pid.load(std::memory_order_relaxed) != getpid()) {
+    return;  // a forked child, whose end is not the process's
+  }
   segment_->seat(seat_).leaves_since_ns.store(NowNs(), std::memory_order_release);
 }
 
@@ -159,6 +172,7 @@ std::shared_ptr<Session> Job::session() const {
 }
 
 void Job::Attach(std::shared_ptr<Session> session) {
+  Watchdog::Get().SettleFailures();  // ranks that come late with one must not fail the new session
   const std::lock_guard<std::mutex> lock(mutex_);
   session_ = std::move(session);
   epoch_.fetch_add(1, std::memory_order_release);

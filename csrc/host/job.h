@@ -39,7 +39,9 @@ class Session {
   std::atomic<std::uint64_t>& Occurrences(std::uint64_t group, std::uint64_t site);
 
   /// A lane that nobody reads any more, or -1 where there is none. It is the caller's until Leave.
-  int TakeLane();
+  /// `ticket` is 0 at a call's first try. Whoever tries first gets one first: calls that all
+  /// processes begin in one order so never hold all lanes that an earlier one waits for.
+  int TakeLane(std::uint64_t& ticket);
   /// The words in which other processes publish the same call.
   using Readers = std::vector<const std::atomic<std::uint64_t>*>;
   /// The call in `lane` is over for this process, and `end_word` is what the lane's word holds;
@@ -75,7 +77,8 @@ class Session {
 
   // Lanes go round among as few as possible, whose windows so stay in this core's cache: the one
   // that was left first is the next, if nobody reads it; else a fresh one.
-  SpinLock lanes_lock_;  // guards the next four
+  SpinLock lanes_lock_;  // guards the next five
+  std::uint64_t last_ticket_ = 0, next_served_ = 1;
   std::vector<int> fresh_;
   std::vector<Left> left_;  // a ring of num_lanes
   std::size_t first_left_ = 0, num_left_ = 0;

@@ -163,9 +163,7 @@ Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& 
     me.waits = true;
   }
   site_.Ref();
-  TaskList tasks;
-  tasks.Append(continuation_);
-  Runners::Get().Help(tasks);
+  Runners::Get().Start(continuation_);
   return {Answer::kWaits, nullptr};
 }
 
@@ -182,12 +180,6 @@ std::shared_ptr<const Status> Meeting::JobFailure() {
   return exchange_ == nullptr || state_ != State::kOpen ? nullptr : exchange_->Failure();
 }
 
-void Meeting::FailJob(const Status& cause) const {
-  if (exchange_ != nullptr) {
-    exchange_->FailJob(cause);
-  }
-}
-
 bool Meeting::Open(const Key& key, std::int64_t now_ns) {
   if (state_ == State::kOpen) {
     auto failure = Watchdog::Get().FailureOf(key_.run);
@@ -202,6 +194,7 @@ bool Meeting::Open(const Key& key, std::int64_t now_ns) {
   if (exchange_ != nullptr) {
     exchange_->Prepare();
   }
+  epoch_ = site_.epoch();
   key_ = key;
   state_ = State::kOpen;
   opened_ns_ = now_ns;
@@ -258,6 +251,7 @@ bool Meeting::IsOpen(OpenCall& call) {
   }
   call.key = key_;
   call.opened_ns = opened_ns_;
+  call.epoch = epoch_;
   call.arrived.resize(num_ranks_);
   for (std::size_t r = 0; r < num_ranks_; ++r) {
     call.arrived[r] = ranks_[r].arrived;
@@ -272,7 +266,9 @@ bool Meeting::Fail(const Key& key, const std::shared_ptr<const Status>& failure)
   }
   // Before any rank learns of it: the next run may begin, and a late rank of this one must be told.
   Watchdog::Get().FailRun(key.run, failure);
-  FailJob(*failure);
+  if (exchange_ != nullptr) {
+    exchange_->Fail(*failure);
+  }
   FailOpenCall(failure);
   return true;
 }

@@ -59,7 +59,7 @@ class WaiterFactory {
 enum class Answer {
   kReady,   ///< the result is there: go on
   kWaits,   ///< the Waiter will be resumed, perhaps already was
-  kFailed,  ///< nothing was touched; Arrival::failure says why
+  kFailed,  ///< Arrival::failure says why; no buffer was touched unless an exchange had begun
 };
 
 struct Arrival {
@@ -93,6 +93,7 @@ class Meeting {
   struct OpenCall {
     Key key;
     std::int64_t opened_ns;
+    std::uint64_t epoch;  ///< of the job
     std::vector<bool> arrived;
   };
   /// Fills `call` and returns true where the meeting is open.
@@ -105,8 +106,6 @@ class Meeting {
 
   /// Why the other processes fail the open call, or null.
   [[nodiscard]] std::shared_ptr<const Status> JobFailure();
-  /// Fails the job, where other processes take part.
-  void FailJob(const Status& cause) const;
 
  private:
   enum class State { kDone, kOpen, kMoving, kFailed };
@@ -170,10 +169,11 @@ class Meeting {
   std::vector<const void*> operands_;
   std::vector<void*> results_;
 
-  std::mutex mutex_;  // guards the next eight
+  std::mutex mutex_;  // guards the next nine
   State state_ = State::kDone;
   Key key_;
   std::int64_t opened_ns_ = 0;
+  std::uint64_t epoch_ = 0;
   std::int64_t met_ns_ = 0;
   std::size_t num_arrived_ = 0;
   std::uint64_t num_done_ = 0;  // calls

@@ -28,9 +28,22 @@ std::byte* Result(const Buffers& local, std::size_t leaf, std::size_t position) 
   return static_cast<std::byte*>(local.results[leaf * local.num_ranks + position]);
 }
 
+// A chunk for each process in each round, all of about the same size.
+std::size_t ChunkBytes(const std::vector<ReducedLeaf>& leaves, const Membership& members,
+                       std::size_t half_bytes) {
+  const std::size_t processes = members.num_processes();
+  const std::size_t most =
+      std::min(kMaxChunkBytes, AlignedDown(half_bytes / (processes * members.most_ranks() + 1)));
+  const std::size_t bytes = PackedTree::PackedBytes(leaves);
+  const std::size_t rounds =
+      std::max<std::size_t>(1, (bytes + processes * most - 1) / (processes * most));
+  return std::min(most, Aligned((bytes + rounds * processes - 1) / (rounds * processes)));
+}
+
 }  // namespace
 
-// ---- Trees ---------------------------------------------------------------------------------------
+// ---- Trees
+// ---------------------------------------------------------------------------------------
 
 PackedTree::PackedTree(const std::vector<ReducedLeaf>& leaves, std::size_t chunk_bytes) {
   std::size_t filled = 0;
@@ -42,11 +55,8 @@ PackedTree::PackedTree(const std::vector<ReducedLeaf>& leaves, std::size_t chunk
         filled = 0;
       }
       const std::size_t count = std::min(leaves[i].count - begin, (chunk_bytes - filled) / size);
-      pieces_.push_back({.leaf = i,
-                         .begin = begin * size,
-                         .bytes = count * size,
-                         .count = count,
-                         .at = filled});
+      pieces_.push_back(
+          {.leaf = i, .begin = begin * size, .bytes = count * size, .count = count, .at = filled});
       begin += count;
       filled += Aligned(count * size);
     }
@@ -97,17 +107,6 @@ void OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffe
   }
 }
 
-// A chunk for each process in each round, all of about the same size.
-std::size_t ChunkBytes(const std::vector<ReducedLeaf>& leaves, const Membership& members,
-                       std::size_t half_bytes) {
-  const std::size_t processes = members.num_processes();
-  const std::size_t most = std::min(
-      getenv("JC_CHUNK") ? atol(getenv("JC_CHUNK")) : kMaxChunkBytes, AlignedDown(half_bytes / (processes * members.most_ranks() + 1)));
-  const std::size_t bytes = PackedTree::PackedBytes(leaves);
-  const std::size_t rounds = std::max<std::size_t>(1, (bytes + processes * most - 1) / (processes * most));
-  return std::min(most, Aligned((bytes + rounds * processes - 1) / (rounds * processes)));
-}
-
 // A half window: for each owner, each of this process's ranks' chunk; then the reduced chunk.
 ChunkedAllReduce::ChunkedAllReduce(std::vector<ReducedLeaf> leaves, const Membership& members,
                                    std::size_t window_bytes)
@@ -152,10 +151,9 @@ void ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& 
         std::array<void*, kMaxRanks + 1> targets;
         for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
           const std::size_t j = members_.position(r);
-          sources[r] =
-              members_.is_mine(r)
-                  ? Operand(local, piece.leaf, j) + piece.begin
-                  : Staged(windows[members_.process_of(r)], round, mine, j) + piece.at;
+          sources[r] = members_.is_mine(r)
+                           ? Operand(local, piece.leaf, j) + piece.begin
+                           : Staged(windows[members_.process_of(r)], round, mine, j) + piece.at;
         }
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
           targets[j] = Result(local, piece.leaf, j) + piece.begin;
@@ -177,14 +175,15 @@ std::unique_ptr<const Route> MakeAllReduceRoute(std::vector<ReducedLeaf> leaves,
                                                 const Membership& members,
                                                 std::size_t window_bytes) {
   const std::size_t bytes = PackedTree::PackedBytes(leaves);
-  if (bytes * members.num_ranks() <= (getenv("JC_ONE") ? atol(getenv("JC_ONE")) : kOneShotBytes) &&
+  if (bytes * members.num_ranks() <= kOneShotBytes &&
       bytes * members.most_ranks() <= window_bytes) {
     return std::make_unique<OneShotAllReduce>(std::move(leaves), members);
   }
   return std::make_unique<ChunkedAllReduce>(std::move(leaves), members, window_bytes);
 }
 
-// ---- reduce_scatter ------------------------------------------------------------------------------
+// ---- reduce_scatter
+// ------------------------------------------------------------------------------
 
 // A half window: for each target, a piece of each of this process's ranks.
 ReduceScatterRoute::ReduceScatterRoute(std::size_t element_bytes, ReduceFn reduce,
@@ -195,8 +194,8 @@ ReduceScatterRoute::ReduceScatterRoute(std::size_t element_bytes, ReduceFn reduc
       inner_(inner),
       members_(members),
       half_bytes_(window_bytes / 2),
-      piece_bytes_(std::min(kMaxChunkBytes, AlignedDown(half_bytes_ / (members.num_ranks() *
-                                                                       members.most_ranks())))),
+      piece_bytes_(std::min(
+          kMaxChunkBytes, AlignedDown(half_bytes_ / (members.num_ranks() * members.most_ranks())))),
       slabs_(outer, inner, piece_bytes_ / element_bytes) {}
 
 std::size_t ReduceScatterRoute::num_rounds() const {
@@ -236,10 +235,9 @@ void ReduceScatterRoute::Run(std::size_t phase, std::size_t round, const Buffers
       std::array<const void*, kMaxRanks> sources;
       for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
         const std::size_t j = members_.position(r);
-        sources[r] =
-            members_.is_mine(r)
-                ? Operand(local, 0, j) + from
-                : windows[members_.process_of(r)] + At(round, target, j) + row * row_bytes;
+        sources[r] = members_.is_mine(r)
+                         ? Operand(local, 0, j) + from
+                         : windows[members_.process_of(r)] + At(round, target, j) + row * row_bytes;
       }
       void* to = Result(local, 0, members_.position(target)) +
                  ((piece.row + row) * inner_ + piece.begin) * element_bytes_;

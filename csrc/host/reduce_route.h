@@ -68,8 +68,8 @@ class OneShotAllReduce final : public Route {
 };
 
 /// A round is a chunk for each process: it reduces its own, and the others copy the result
-/// (Rabenseifner's reduce-scatter and all-gather). Two synchronisations for each round; of a tree of
-/// S bytes each process reads and writes about 2 S.
+/// (Rabenseifner's reduce-scatter and all-gather). Two synchronisations for each round; of a tree
+/// of S bytes each process reads and writes about 2 S.
 class ChunkedAllReduce final : public Route {
  public:
   ChunkedAllReduce(std::vector<ReducedLeaf> leaves, const Membership& members,

@@ -59,8 +59,8 @@ class Membership {
   std::size_t most_ranks_ = 0;
 };
 
-/// The smallest window through which every op of the group fits: two rounds of a cache line from each
-/// of a process's ranks to each rank.
+/// The smallest window through which every op of the group fits: two rounds of a cache line from
+/// each of a process's ranks to each rank.
 inline std::size_t MinWindowBytes(const Membership& members) {
   return 2 * 64 * (members.num_ranks() + 1) * members.most_ranks();
 }

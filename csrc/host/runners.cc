@@ -148,6 +148,18 @@ void Runners::Help(const TaskList& helpers) {
   Wake(helpers.size_);
 }
 
+void Runners::Start(Task& task) {
+  TaskList tasks;
+  tasks.Append(task);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Append(tasks, nullptr);
+  task.waits_ = true;
+  if (num_idle_ == 0) {
+    StartWatch();  // those that are busy may wait for what this task does
+  }
+  Wake(1);
+}
+
 void Runners::Append(const TaskList& tasks, Pace* pace) {
   if (tasks.head_ == nullptr) {
     return;
@@ -187,7 +199,8 @@ void Runners::RunnerLoop(Runner& self) {
     } else {
       StartWatch();
     }
-    ++num_busy_;
+    const bool is_busy = !task->waits_;
+    num_busy_ += is_busy ? 1 : 0;
     lock.unlock();
 
     Pace* const pace = task->pace_;
@@ -199,7 +212,7 @@ void Runners::RunnerLoop(Runner& self) {
     }
 
     lock.lock();
-    --num_busy_;
+    num_busy_ -= is_busy ? 1 : 0;
   }
 }
 

@@ -58,6 +58,7 @@ class Task {
   Task* next_ = nullptr;
   Pace* pace_ = nullptr;
   std::int64_t queued_ns_ = 0;
+  bool waits_ = false;  // it may stand in Run() for long, so that its runner is none to count on
 };
 
 /// A chain of tasks under construction.
@@ -87,6 +88,9 @@ class Runners {
 
   /// Queues help for a move in progress: one runner for each task, if one is free.
   void Help(const TaskList& helpers);
+
+  /// Queues a task that must run, and may wait in there for long.
+  void Start(Task& task);
 
   /// As many cores as this process may run on.
   [[nodiscard]] std::size_t num_cores() const { return num_cores_; }

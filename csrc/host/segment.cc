@@ -1,11 +1,11 @@
 #include "host/segment.h"
 
-#include <fcntl.h>         // posix_fallocate
-#include <linux/futex.h>   // FUTEX_WAKE
-#include <sys/mman.h>      // mmap, munmap
-#include <sys/stat.h>      // fstat
-#include <sys/syscall.h>   // SYS_futex
-#include <unistd.h>        // syscall
+#include <fcntl.h>        // posix_fallocate
+#include <linux/futex.h>  // FUTEX_WAKE
+#include <sys/mman.h>     // mmap, munmap
+#include <sys/stat.h>     // fstat
+#include <sys/syscall.h>  // SYS_futex
+#include <unistd.h>       // syscall, sysconf
 
 #include <cerrno>   // errno
 #include <climits>  // INT_MAX
@@ -26,6 +26,12 @@ constexpr std::int64_t kCausePatienceNs = 100'000'000;
 constexpr std::size_t Aligned(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 enum : std::uint32_t { kSound = 0, kFailing = 1, kFailed = 2 };
+
+// Far beyond it the kernel does not refuse shared memory: it kills whoever fills it.
+std::size_t MachineBytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
 
 std::string ErrorText(int error) { return std::strerror(error); }  // NOLINT(concurrency-mt-unsafe)
 
@@ -54,13 +60,21 @@ Status Segment::Format(int memory, const SegmentShape& shape, std::uint64_t nonc
       shape.window_bytes == 0) {
     return InvalidArgument("a segment needs seats, lanes, and windows of whole pages");
   }
+  if (shape.window_bytes > MachineBytes() / shape.num_lanes / shape.num_seats) {
+    return Internal("no memory for " + std::to_string(shape.num_seats) + " times " +
+                    std::to_string(shape.num_lanes) + " windows of " +
+                    std::to_string(shape.window_bytes) + " bytes");
+  }
   // Not ftruncate, which succeeds beyond what there is, so that the first write would kill.
-  if (const int error = posix_fallocate(memory, 0, static_cast<off_t>(shape.bytes())); error != 0) {
+  int error = EINTR;
+  while (error == EINTR) {
+    error = posix_fallocate(memory, 0, static_cast<off_t>(shape.bytes()));
+  }
+  if (error != 0) {
     return Internal("no " + std::to_string(shape.bytes() >> 20) +
                     " MiB of shared memory: " + ErrorText(error));
   }
-  void* const base =
-      mmap(nullptr, shape.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+  void* const base = mmap(nullptr, shape.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
   if (base == MAP_FAILED) {
     return Internal("mmap: " + ErrorText(errno));
   }
@@ -76,7 +90,7 @@ Status Segment::Format(int memory, const SegmentShape& shape, std::uint64_t nonc
 }
 
 Status Segment::Map(int memory, std::uint64_t nonce) {
-  struct stat info {};
+  struct stat info{};
   if (fstat(memory, &info) != 0) {
     return Internal("fstat: " + ErrorText(errno));
   }

@@ -80,7 +80,7 @@ struct alignas(64) Seat {
   std::atomic<std::uint32_t> bell;  ///< a futex
   std::atomic<std::uint32_t> sleepers;
   alignas(64) std::atomic<std::uint32_t> num_used_lanes;  ///< none beyond has ever been used
-  alignas(64) std::atomic<std::int64_t> pid;  ///< 0: nobody has sat down yet
+  alignas(64) std::atomic<std::int64_t> pid;              ///< 0: nobody has sat down yet
   std::atomic<std::int64_t> start_ticks;      ///< of the process, so that a reused pid shows
   std::atomic<std::int64_t> leaves_since_ns;  ///< 0: it is not about to exit
   std::atomic<std::uint64_t> last_site, last_occurrence;  ///< of the call completed last

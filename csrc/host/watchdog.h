@@ -39,8 +39,8 @@ class Watchdog {
   /// Why the run failed, or null. Costs one load while no run has failed.
   std::shared_ptr<const Status> FailureOf(std::int64_t run);
 
-  /// The failures so far are dealt with: ranks of those runs that come late still get the cause, and
-  /// fail nothing else.
+  /// The failures so far are dealt with: ranks of those runs that come late still get the cause,
+  /// and fail nothing else.
   void SettleFailures();
   /// Whether the run's failure was settled.
   bool IsSettled(std::int64_t run);

@@ -251,7 +251,7 @@ class Job:
                     continue
                 found[j] = lanes[0]
             lane = state.lanes[j][found[j]]
-            if lane.tag == tag and lane.progress < needed:
+            if lane.tag != tag or lane.progress < needed:
                 return None
         return tuple(sorted(found.items()))
 

@@ -1,0 +1,350 @@
+// tests/cpp/exchange_failing_test.cc: what ends calls across processes with an error, and what does
+// not.
+#include <unistd.h>  // getpid
+
+#include <atomic>   // std::atomic
+#include <chrono>   // std::chrono::microseconds
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t, std::uint64_t
+#include <mutex>    // std::mutex
+#include <string>   // std::string, std::to_string
+#include <utility>  // std::move
+#include <vector>   // std::vector
+
+#include "core/clock.h"
+#include "host/call_site.h"
+#include "host/job.h"
+#include "host/watchdog.h"
+#include "ops.h"
+#include "processes.h"
+#include "ranks.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+constexpr std::int64_t kMs = 1'000'000;
+constexpr std::int64_t kForever = -1;
+
+/// The limit on waits, put back at the end of a test.
+class Limit {
+ public:
+  explicit Limit(std::int64_t ns) { Watchdog::Get().SetTimeout(ns); }
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+  ~Limit() { Watchdog::Get().SetTimeout(300'000 * kMs); }
+};
+
+void Contains(Context& context, const std::string& text, const std::string& part) {
+  context.Expect(text.find(part) != std::string::npos,
+                 [&] { return "expected \"" + part + "\" in: " + text; });
+}
+
+class Errors {
+ public:
+  void Add(std::string text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    texts_.push_back(std::move(text));
+  }
+  const std::vector<std::string>& texts() const { return texts_; }
+
+  /// There are `count`, all the same and with all `parts`.
+  void Expect(Context& context, std::size_t count, const std::vector<std::string>& parts) const {
+    context.Expect(texts_.size() == count, std::to_string(texts_.size()) + " errors");
+    for (const std::string& text : texts_) {
+      context.Expect(text == texts_[0], [&] { return "another text: " + text; });
+      for (const std::string& part : parts) {
+        Contains(context, text, part);
+      }
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> texts_;
+};
+
+/// Small enough that nothing is written before all have come.
+Op SmallOp() { return AllReduceOp({{DType::kF32, 33}}); }
+Op LargeOp() { return AllReduceOp({{DType::kF32, 60'000}}); }
+
+Program Fails(const SharedSite& site, std::size_t rank, std::int64_t run, const CallData& data,
+              Errors& errors) {
+  CallResult result = co_await site.Begin(rank, run, data);
+  Check(!result.ok, "the call fails");
+  Check(data.untouched(rank), "a failed call leaves the buffers alone");
+  errors.Add(std::move(result.error));
+}
+
+void Succeeds(Context& context, const SharedSite& site, const Op& op, std::size_t num_ranks) {
+  const CallData data(op, num_ranks, 1);
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, num_ranks, [&](std::size_t rank) -> Program {
+    const CallResult result = co_await site.Begin(rank, run, data);
+    Check(result.ok, result.error);
+    Check(data.Problem(rank).empty(), [&] { return data.Problem(rank); });
+  });
+}
+
+// ---- Deadlines and mismatches
+// --------------------------------------------------------------------
+
+void AProcessThatNeverComesIsNamed(Context& context) {
+  const Limit limit(200 * kMs);
+  DescribeSite(201, "all_reduce over \"data\", called at train.py:12");
+  Host host(3);
+  const SharedSite site(host, 201, OneGroup(4), {0, 0, 1, 2}, SmallOp().make);
+  const CallData data(SmallOp(), 4, 1);
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  const std::int64_t start_ns = NowNs();
+  RunThreads(context, 3, [&](std::size_t rank) { Fails(site, rank, run, data, errors).Start(); });
+  const std::int64_t took_ns = NowNs() - start_ns;
+  context.Expect(took_ns >= 200 * kMs, "not before the deadline");
+  context.Expect(took_ns < 1500 * kMs, "soon after the deadline");
+  errors.Expect(context, 3,
+                {"all_reduce over \"data\", called at train.py:12: waited 0.",
+                 " for rank 3 (process 42", "pid " + std::to_string(getpid()) + ", running)",
+                 "arrived: rank 0, 1 (process 40), rank 2 (process 41)", "(the limit is 0.2 s)",
+                 "execution 1 of this call"});
+}
+
+/// Also in the middle of a call of many rounds, which is why its buffers may have been written.
+void ARankThatIsMissingInItsProcessFailsTheOthers(Context& context) {
+  const Limit limit(200 * kMs);
+  DescribeSite(202, "the call with a missing rank");
+  Host host(2);
+  const SharedSite site(host, 202, OneGroup(3), {0, 1, 1}, SmallOp().make);
+  const CallData data(SmallOp(), 3, 1);
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) {
+    Fails(site, 1, run, data, errors).Start();
+    SleepMs(100);
+    Fails(site, 0, run, data, errors).Start();
+  });
+  errors.Expect(context, 2,
+                {"the call with a missing rank: waited 0.", "for rank 2 (partition 2) of 3",
+                 "in this process; arrived: rank 1 (device 101)"});
+}
+
+void DifferentCallsFailBoth(Context& context) {
+  const Limit limit(kForever);
+  DescribeSite(203, "the call of two");
+  DescribeSite(204, "the call of the third");
+  for (const Op& op : {SmallOp(), LargeOp()}) {
+    Host host(3);
+    const SharedSite one(host, 203, OneGroup(4), {0, 0, 1, 2}, op.make);
+    const SharedSite other(host, 204, OneGroup(4), {0, 0, 1, 2}, op.make);
+    const CallData data(op, 4, 1);
+    const std::int64_t run = FreshRuns();
+    Errors errors;
+    const std::int64_t start_ns = NowNs();
+    RunThreads(context, 4, [&](std::size_t rank) {
+      Fails(rank == 3 ? other : one, rank, run, data, errors).Start();
+    });
+    const std::int64_t took_ns = NowNs() - start_ns;
+    context.Expect(took_ns < 2000 * kMs, std::to_string(took_ns / kMs) + " ms");
+    errors.Expect(context, 4,
+                  {"process 40 waits in the call of two", "process 41 waits in the call of two",
+                   "process 42 waits in the call of the third"});
+  }
+}
+
+/// A call that all have come to is no mismatch, however long another one waits, nor are ranks of
+/// one process that are late.
+void WaitsOfAnyLengthAreNoMismatch(Context& context) {
+  const Limit limit(kForever);
+  Host host(2);
+  const SharedSite early(host, 205, OneGroup(2), {0, 1}, SmallOp().make);
+  const SharedSite late(host, 206, OneGroup(2), {0, 1}, SmallOp().make);
+  const CallData early_data(SmallOp(), 2, 1);
+  const CallData late_data(SmallOp(), 2, 2);
+  const std::int64_t run = FreshRuns();
+  const auto program = [&](const SharedSite& site, std::size_t rank,
+                           const CallData& data) -> Program {
+    const CallResult result = co_await site.Begin(rank, run, data);
+    Check(result.ok && data.Problem(rank).empty(), [&] { return result.error; });
+  };
+  RunThreads(context, 2, [&](std::size_t rank) {
+    if (rank == 1) {
+      SleepMs(1300);  // the other one waits in both
+    }
+    program(early, rank, early_data).Start();
+    SleepMs(rank == 1 ? 100 : 0);
+    program(late, rank, late_data).Start();
+  });
+}
+
+/// Once a process has said that it exits, others wait for what it has begun, not for more.
+void AProcessThatLeavesIsNotWaitedFor(Context& context) {
+  const Limit limit(kForever);
+  Host host(2);
+  const SharedSite site(host, 207, OneGroup(2), {0, 1}, SmallOp().make);
+  const CallData data(SmallOp(), 2, 1);
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  host.job(1).session()->Leave();
+  Succeeds(context, site, SmallOp(), 2);  // still
+  RunThreads(context, 1, [&](std::size_t) { Fails(site, 0, run, data, errors).Start(); });
+  errors.Expect(context, 1,
+                {"for rank 1 (process 41, pid ", ", leaving)",
+                 "the process has come to its end without this call", "execution 2"});
+}
+
+// ---- After a failure
+// -----------------------------------------------------------------------------
+
+void EveryLaterCallFailsAtOnce(Context& context) {
+  const Limit limit(kForever);
+  Host host(2);
+  const Places process_of{0, 0, 1, 1};
+  const SharedSite site(host, 211, OneGroup(4), process_of, SmallOp().make);
+  const SharedSite large(host, 212, OneGroup(4), process_of, LargeOp().make);
+  const CallData data(SmallOp(), 4, 1);
+  const CallData large_data(LargeOp(), 4, 1);
+  Succeeds(context, site, SmallOp(), 4);
+  Errors errors;
+  const std::int64_t start_ns = NowNs();
+  // Some wait for other processes, one for its own.
+  const std::int64_t run = FreshRuns();
+  RunThreads(context, 2, [&](std::size_t i) {
+    if (i == 0) {
+      Fails(site, 0, run, data, errors).Start();
+      Fails(site, 1, run, data, errors).Start();
+      Fails(large, 2, run, large_data, errors).Start();
+    } else {
+      SleepMs(50);
+      Check(host.segment().Fail("the first cause"), "nobody has failed it before");
+      Check(!host.segment().Fail("a later one"), "the first cause stays");
+    }
+  });
+  for (std::int64_t i = 1; i < 4; ++i) {
+    const CallData again(LargeOp(), 4, 2);
+    RunRanks(context, 4,
+             [&](std::size_t rank) { return Fails(large, rank, run + i, again, errors); });
+  }
+  context.Expect(NowNs() - start_ns < 2000 * kMs, "at once");
+  errors.Expect(context, 3 + 12, {"the first cause"});
+  for (const std::string& text : errors.texts()) {
+    context.Expect(text == "the first cause", text);
+  }
+}
+
+/// Call sites outlive a session, and what is left of its calls.
+void AllWorksInTheNextSegment(Context& context) {
+  const Limit limit(kForever);
+  Host host(2, {.num_lanes = 3, .window_bytes = 4096});
+  const Op op = LargeOp();
+  const Places process_of{0, 1, 1};
+  const SharedSite site(host, 221, OneGroup(3), process_of, op.make);
+  const SharedSite other(host, 222, OneGroup(3), process_of, SmallOp().make);
+  std::size_t num_failed = 0;
+  for (std::size_t i = 0; i < 40; ++i) {
+    const CallData data(op, 3, i);
+    const std::int64_t run = FreshRuns();
+    std::atomic<std::size_t> num_ok{0};
+    RunThreads(context, 4, [&](std::size_t rank) {
+      if (rank == 3) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100 * i));
+        host.segment().Fail("in the middle");
+        return;
+      }
+      [](const SharedSite& in, std::size_t r, std::int64_t n, const CallData& with,
+         std::atomic<std::size_t>& oks) -> Program {
+        const CallResult result = co_await in.Begin(r, n, with);
+        if (result.ok) {
+          Check(with.Problem(r).empty(), [&] { return with.Problem(r); });
+          oks.fetch_add(1);
+        } else {
+          Check(result.error == "in the middle", result.error);
+        }
+      }(site, rank, run, data, num_ok)
+                                               .Start();
+    });
+    num_failed += num_ok.load() < 3 ? 1 : 0;
+    host.Attach();
+    Succeeds(context, other, SmallOp(), 3);
+    Succeeds(context, site, op, 3);
+    Succeeds(context, other, SmallOp(), 3);
+  }
+  context.Expect(num_failed > 3, std::to_string(num_failed) + " of 40 calls failed");
+}
+
+/// A call that failed in the old segment has failed, though the new one is sound by the time that
+/// its ranks are told.
+void AttachingDoesNotMendCallsInProgress(Context& context) {
+  const Limit limit(kForever);
+  Host host(2);
+  const SharedSite site(host, 231, OneGroup(3), {0, 0, 1}, SmallOp().make);
+  const CallData data(SmallOp(), 3, 1);
+  for (int i = 0; i < 60; ++i) {
+    const std::int64_t run = FreshRuns();
+    Errors errors;
+    RunThreads(context, 1, [&](std::size_t) {
+      Fails(site, 0, run, data, errors).Start();
+      Fails(site, 1, run, data, errors).Start();
+      SleepMs(i % 4);
+      host.segment().Fail("the old one's cause");
+      host.Attach();
+    });
+    errors.Expect(context, 2, {"the old one's cause"});
+  }
+  Succeeds(context, site, SmallOp(), 3);
+}
+
+/// A rank of a run that failed before the job was attached anew comes late.
+void ALateRankLeavesTheNewSegmentAlone(Context& context) {
+  const Limit limit(100 * kMs);
+  Host host(2);
+  const Op op = AllReduceOp({{DType::kI32, 10}});
+  const SharedSite site(host, 1, OneGroup(3), {0, 0, 1}, op.make);
+  const CallData data(op, 3, 1);
+  const std::int64_t run = FreshRuns();
+  const auto fails = [&](std::size_t rank) -> Program {
+    Check(!(co_await site.Begin(rank, run, data)).ok, "the call fails");
+  };
+  RunThreads(context, 1, [&](std::size_t) { fails(0).Start(); });
+  host.Attach();
+  RunThreads(context, 1, [&](std::size_t) { fails(1).Start(); });
+  context.Expect(!host.segment().failed(), "the new segment is sound");
+}
+
+/// A call that was open when the job was attached anew is of the old segment.
+void AnOldCallMeetsNoNewOne(Context& context) {
+  const Limit limit(300 * kMs);
+  Host host(2);
+  const Op op = AllReduceOp({{DType::kI32, 10}});
+  const SharedSite site(host, 1, OneGroup(3), {0, 0, 1}, op.make);
+  const CallData data(op, 3, 1);
+  const std::int64_t run = FreshRuns();
+  const auto fails = [&](std::size_t rank, std::int64_t in_run) -> Program {
+    Check(!(co_await site.Begin(rank, in_run, data)).ok, "the call fails");
+  };
+  RunThreads(context, 1, [&](std::size_t) {
+    fails(0, run).Start();
+    host.segment().Fail("a cause");
+    host.Attach();
+    fails(1, run).Start();      // of the old run
+    fails(2, run + 1).Start();  // of the new one, alone in it
+  });
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests({{"AProcessThatNeverComesIsNamed", AProcessThatNeverComesIsNamed},
+                   {"ARankThatIsMissingInItsProcessFailsTheOthers",
+                    ARankThatIsMissingInItsProcessFailsTheOthers},
+                   {"DifferentCallsFailBoth", DifferentCallsFailBoth},
+                   {"WaitsOfAnyLengthAreNoMismatch", WaitsOfAnyLengthAreNoMismatch},
+                   {"AProcessThatLeavesIsNotWaitedFor", AProcessThatLeavesIsNotWaitedFor},
+                   {"EveryLaterCallFailsAtOnce", EveryLaterCallFailsAtOnce},
+                   {"AllWorksInTheNextSegment", AllWorksInTheNextSegment},
+                   {"AttachingDoesNotMendCallsInProgress", AttachingDoesNotMendCallsInProgress},
+                   {"ALateRankLeavesTheNewSegmentAlone", ALateRankLeavesTheNewSegmentAlone},
+                   {"AnOldCallMeetsNoNewOne", AnOldCallMeetsNoNewOne}},
+                  argc, argv);
+}

@@ -1,0 +1,281 @@
+// tests/cpp/exchange_test.cc: the order of a call's steps, and every op on many layouts against one
+// process.
+#include <algorithm>  // std::count, std::max, std::min
+#include <array>      // std::array
+#include <cstddef>    // std::size_t
+#include <cstdint>    // std::int64_t, std::uint64_t
+#include <map>        // std::map
+#include <memory>     // std::make_unique, std::unique_ptr
+#include <string>     // std::string, std::to_string
+#include <utility>    // std::pair
+#include <vector>     // std::vector
+
+#include "host/exchange.h"
+#include "host/route.h"
+#include "ops.h"
+#include "processes.h"
+#include "ranks.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+// ---- Steps
+// ---------------------------------------------------------------------------------------
+
+void EveryStepHasItsTurn(Context& context) {
+  for (const std::size_t phases : Sizes{2, 3}) {
+    for (const std::size_t rounds : Sizes{1, 2, 3, 4, 5, 6}) {
+      const Steps steps(phases, rounds);
+      const std::string what = std::to_string(phases) + " phases, " + std::to_string(rounds);
+      std::map<std::pair<std::size_t, std::size_t>, std::size_t> step_of;
+      for (std::size_t step = 0; step < steps.count(); ++step) {
+        if (steps.is_idle(step)) {
+          continue;
+        }
+        context.Expect(steps.phase(step) < phases && steps.round(step) < rounds, what);
+        context.Expect(
+            step_of.emplace(std::pair{steps.phase(step), steps.round(step)}, step).second,
+            what + ": a step twice");
+        context.Expect(steps.Needs(step) <= step, what + ": a step needs itself or a later one");
+      }
+      context.Expect(step_of.size() == phases * rounds, what + ": a step is missing");
+      context.Expect(!steps.is_idle(steps.count() - 1), what + ": the last step is idle");
+      for (const auto& [at, step] : step_of) {
+        const auto& [phase, round] = at;
+        // As host/route.h has it: a phase reads what the one before left, and overwrites what the
+        // next one has read two rounds ago.
+        std::size_t needs = 0;
+        if (phase > 0) {
+          needs = step_of.at({phase - 1, round}) + 1;
+        }
+        if (phase + 1 < phases && round >= 2) {
+          needs = std::max(needs, step_of.at({phase + 1, round - 2}) + 1);
+        }
+        context.Expect(steps.Needs(step) == needs, what + ": step " + std::to_string(step));
+      }
+    }
+  }
+}
+
+/// Processes that go on in any order that Needs allows.
+void NoStepReadsOrWritesTooEarly(Context& context) {
+  Random random(5);
+  for (int i = 0; i < 600; ++i) {
+    const std::size_t phases = 2 + Below(random, 2);
+    const std::size_t rounds = 1 + Below(random, 6);
+    const std::size_t num_processes = 2 + Below(random, 3);
+    const Steps steps(phases, rounds);
+    std::vector<std::size_t> done(num_processes, 0);
+    // The round in each process's half window of each phase, and who has read it.
+    std::map<std::array<std::size_t, 3>, std::pair<std::size_t, std::size_t>> left;
+    for (;;) {
+      std::vector<std::size_t> ready;
+      for (std::size_t p = 0; p < num_processes; ++p) {
+        while (done[p] < steps.count() && steps.is_idle(done[p])) {
+          ++done[p];
+        }
+        bool may_run = done[p] < steps.count();
+        for (std::size_t q = 0; q < num_processes && may_run; ++q) {
+          may_run = q == p || done[q] >= steps.Needs(done[p]);
+        }
+        if (may_run) {
+          ready.push_back(p);
+        }
+      }
+      if (ready.empty()) {
+        break;
+      }
+      const std::size_t p = ready[Below(random, ready.size())];
+      const std::size_t phase = steps.phase(done[p]);
+      const std::size_t round = steps.round(done[p]);
+      for (std::size_t q = 0; q < num_processes && phase > 0; ++q) {
+        auto& [what, reads] = left[{q, phase - 1, round % 2}];
+        context.Expect(what == round + 1, "a step reads what is not there");
+        ++reads;
+      }
+      if (phase + 1 < phases) {
+        auto& [what, reads] = left[{p, phase, round % 2}];
+        context.Expect(what == 0 || reads == num_processes, "a step overwrites what is not read");
+        what = round + 1;
+        reads = 0;
+      }
+      ++done[p];
+    }
+    context.Expect(std::count(done.begin(), done.end(), steps.count()) ==
+                       static_cast<std::ptrdiff_t>(num_processes),
+                   "all come to the end");
+  }
+}
+
+// ---- Ops
+// -----------------------------------------------------------------------------------------
+
+struct Layout {
+  Places process_of;
+  std::size_t num_processes;
+};
+
+const std::vector<Layout>& Layouts() {
+  static const std::vector<Layout> layouts{
+      {{0, 1}, 2},       {{0, 0, 1, 1}, 2}, {{0, 1, 2}, 3},      {{0, 0, 0, 1}, 2},
+      {{0, 0, 1, 2}, 3}, {{0, 1, 0, 1}, 2}, {{0, 1, 2, 0, 1}, 3}};
+  return layouts;
+}
+
+std::vector<std::size_t> Seats(const Host& host, const Places& process_of) {
+  std::vector<std::size_t> seats;
+  for (const std::size_t process : process_of) {
+    seats.push_back(host.num_processes() - 1 - process);
+  }
+  return seats;
+}
+
+std::vector<Op> ReduceOps(std::size_t p, std::size_t processes, std::size_t most,
+                          std::size_t window) {
+  std::vector<Op> ops{
+      AllReduceOp({}),
+      AllReduceOp({{DType::kF32, 0}, {DType::kI8, 0}}),
+      AllReduceOp({{DType::kI64, 1}}),
+      AllReduceOp(std::vector<LeafSize>(90, {DType::kI16, 31})),
+      AllReduceOp({{DType::kF16, 7, ReduceOp::kMean},
+                   {DType::kBF16, 333},
+                   {DType::kF32, 0},
+                   {DType::kF32, 2001, ReduceOp::kMax},
+                   {DType::kI8, 3001},
+                   {DType::kC64, 129, ReduceOp::kProd},
+                   {DType::kF64, 1},
+                   {DType::kC128, 515},
+                   {DType::kI8, 1}}),
+  };
+  // host/reduce_route.cc: one shot fits a window and 64 KiB; a chunk for each process.
+  const std::size_t one_shot = std::min(window / most, std::size_t{65536} / p);
+  const std::size_t chunk = window / 2 / (processes * most + 1) / 64 * 64;
+  for (const std::size_t bytes : {one_shot, chunk * processes, 2 * chunk * processes,
+                                  3 * chunk * processes, 7 * chunk * processes}) {
+    for (const std::size_t count : {bytes / 2 - 1, bytes / 2, bytes / 2 + 1}) {
+      ops.push_back(AllReduceOp({{DType::kBF16, count}}));
+    }
+  }
+  ops.push_back(AllReduceOp({{DType::kF32, window}, {DType::kF16, 3}}));
+  const std::size_t piece = window / 2 / (p * most) / 64 * 64 / 4;
+  for (const std::size_t inner : Sizes{0, 1, 5, piece - 1, piece, piece + 1, 2 * piece + 1}) {
+    ops.push_back(ReduceScatterOp(DType::kF32, 1, p, inner));
+    ops.push_back(ReduceScatterOp(DType::kF32, 3, p, inner));
+  }
+  ops.push_back(ReduceScatterOp(DType::kF32, 0, p, 3));
+  ops.push_back(ReduceScatterOp(DType::kF16, 1 + piece, p, 3));
+  ops.push_back(ReduceScatterOp(DType::kI8, 1, p, 7 * 4 * piece + 1));
+  ops.push_back(ReduceScatterOp(DType::kC128, 7, p, 5));
+  return ops;
+}
+
+std::vector<Op> CopyOps(std::size_t p, std::size_t most, std::size_t window) {
+  std::vector<Op> ops;
+  const std::size_t whole = std::min<std::size_t>(window / 2 / most / 64 * 64, 131072);
+  const std::size_t piece = std::min<std::size_t>(window / 2 / most / p / 64 * 64, 131072);
+  for (const std::size_t inner : Sizes{0, 1, whole - 1, whole, whole + 1, 3 * whole + 7}) {
+    ops.push_back(AllGatherOp(1, p, inner));
+    ops.push_back(AllGatherOp(3, p, inner));
+  }
+  ops.push_back(AllGatherOp(0, p, 4));
+  ops.push_back(AllGatherOp(whole / 4 + 1, p, 4));
+  ops.push_back(AllGatherOp(300, p, 24));
+  for (const bool joins_first : {false, true}) {
+    ops.push_back(AllToAllOp(p, 1, 1, 1, 1, 1, joins_first));
+    ops.push_back(AllToAllOp(p, 2, 3, 1, 5, 4, joins_first));
+    ops.push_back(AllToAllOp(p, 0, 1, 1, 1, 1, joins_first));
+    ops.push_back(AllToAllOp(p, 1, 2, 3, 4, 0, joins_first));
+    ops.push_back(AllToAllOp(p, 2, 16, 3, 5, 16, joins_first));
+    for (const std::size_t after : {piece - 1, piece, piece + 1, 5 * piece + 3}) {
+      ops.push_back(AllToAllOp(p, 1, 1, 1, 1, after, joins_first));
+    }
+    ops.push_back(AllToAllOp(p, 3, 1, 2, 1, piece + 1, joins_first));
+  }
+  std::vector<std::size_t> ring(p);
+  std::vector<std::size_t> holes(p, PermuteWork::kNone);
+  for (std::size_t r = 0; r < p; ++r) {
+    ring[r] = (r + 1) % p;
+    if (r % 2 == 1) {
+      holes[r] = p - 1 - r;
+    }
+  }
+  for (const std::size_t bytes : Sizes{0, 1, whole - 1, whole, whole + 1, 4 * whole + 5}) {
+    ops.push_back(PermuteOp(ring, bytes));
+    ops.push_back(PermuteOp(holes, bytes));
+    for (const std::size_t root : Sizes{0, p / 2, p - 1}) {
+      ops.push_back(BroadcastOp(p, root, bytes));
+    }
+  }
+  ops.push_back(PermuteOp(std::vector<std::size_t>(p, PermuteWork::kNone), 100));
+  return ops;
+}
+
+/// Two ops in turn, several calls of each without a pause, so that lanes are left and taken again
+/// while others still read.
+void CheckInTurn(Context& context, Host& host, const Layout& layout, const Op& one,
+                 const Op& other) {
+  constexpr std::size_t kTurns = 3;
+  static std::uint64_t next_id = 1000;
+  const std::size_t p = layout.process_of.size();
+  const Op* const ops[] = {&one, &other};
+  std::vector<std::unique_ptr<SharedSite>> sites;
+  std::vector<std::unique_ptr<CallData>> data;
+  for (std::size_t i = 0; i < 2 * kTurns; ++i) {
+    if (i < 2) {
+      sites.push_back(std::make_unique<SharedSite>(host, ++next_id, OneGroup(p), layout.process_of,
+                                                   ops[i]->make));
+    }
+    data.push_back(std::make_unique<CallData>(*ops[i % 2], p, next_id * 100 + i));
+  }
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, p, [&](std::size_t rank) -> Program {
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      const CallResult result = co_await sites[i % 2]->Begin(rank, run, *data[i]);
+      Check(result.ok, [&] { return ops[i % 2]->name + " failed: " + result.error; });
+    }
+  });
+  for (const auto& call : data) {
+    for (std::size_t r = 0; r < p; ++r) {
+      const std::string problem = call->Problem(r);
+      context.Expect(problem.empty(), [&] {
+        return problem + ", " + std::to_string(p) + " ranks, windows of " +
+               std::to_string(host.segment().shape().window_bytes);
+      });
+    }
+  }
+}
+
+void CheckOps(Context& context, bool reduces) {
+  for (const Layout& layout : Layouts()) {
+    for (const std::size_t window : Sizes{4096, 65536}) {
+      Host host(layout.num_processes, {.num_lanes = 3, .window_bytes = window});
+      const Membership members(Seats(host, layout.process_of), 0);
+      if (!context.Expect(MinWindowBytes(members) <= window, "the window is large enough")) {
+        continue;
+      }
+      const std::size_t p = members.num_ranks();
+      const std::size_t most = members.most_ranks();
+      const std::vector<Op> ops =
+          reduces ? ReduceOps(p, layout.num_processes, most, window) : CopyOps(p, most, window);
+      for (std::size_t i = 0; i + 1 < ops.size() + ops.size() % 2; i += 2) {
+        CheckInTurn(context, host, layout, ops[i], ops[std::min(i + 1, ops.size() - 1)]);
+      }
+    }
+  }
+}
+
+void Reductions(Context& context) { CheckOps(context, /*reduces=*/true); }
+void Copies(Context& context) { CheckOps(context, /*reduces=*/false); }
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests({{"EveryStepHasItsTurn", EveryStepHasItsTurn},
+                   {"NoStepReadsOrWritesTooEarly", NoStepReadsOrWritesTooEarly},
+                   {"Reductions", Reductions},
+                   {"Copies", Copies}},
+                  argc, argv);
+}

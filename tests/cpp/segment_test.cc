@@ -1,0 +1,123 @@
+// tests/cpp/segment_test.cc: the memory that processes share, and the lanes of a session.
+#include <unistd.h>  // close, ftruncate
+
+#include <array>    // std::array
+#include <atomic>   // std::atomic
+#include <cstddef>  // std::byte, std::size_t
+#include <cstdint>  // std::uint64_t
+#include <memory>   // std::make_shared, std::shared_ptr
+#include <string>   // std::string
+
+#include "core/status.h"
+#include "host/job.h"
+#include "host/segment.h"
+#include "processes.h"
+#include "ranks.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+void SegmentsRefuseWhatIsNotTheirs(Context& context) {
+  int memory = -1;
+  const SegmentShape shape{.num_seats = 3, .num_lanes = 5, .window_bytes = 8192};
+  context.Expect(CreateSegment(shape, 77, memory).ok(), "it is made");
+  {
+    Segment segment;
+    context.Expect(segment.Map(memory, 77).ok(), "it is mapped");
+    context.Expect(segment.shape().num_seats == 3 && segment.shape().num_lanes == 5 &&
+                       segment.shape().window_bytes == 8192,
+                   "its measures");
+    std::byte* const last = segment.window(2, 4) + 8191;
+    *last = std::byte{7};
+    Segment again;
+    context.Expect(again.Map(memory, 77).ok() && again.window(2, 4)[8191] == std::byte{7},
+                   "both see one memory, up to its end");
+    std::shared_ptr<Session> session;
+    const auto mapped = std::make_shared<Segment>();
+    context.Expect(mapped->Map(memory, 77).ok(), "it is mapped once more");
+    context.Expect(!Session::Begin(mapped, {4, 5}, 4, session).ok(), "a seat is left over");
+    context.Expect(!Session::Begin(mapped, {4, 5, 6}, 7, session).ok(), "none has a seat");
+    context.Expect(Session::Begin(mapped, {4, 5, 6}, 5, session).ok(), "all fits");
+  }
+  Segment other;
+  context.Expect(!other.Map(memory, 78).ok(), "another job's nonce");
+  context.Expect(ftruncate(memory, static_cast<off_t>(shape.bytes()) + 4096) == 0, "grows");
+  context.Expect(!other.Map(memory, 77).ok(), "another size");
+  context.Expect(ftruncate(memory, 100) == 0, "shrinks");
+  context.Expect(!other.Map(memory, 77).ok(), "too small for a header");
+  close(memory);
+  context.Expect(!other.Map(memory, 77).ok(), "no file");
+}
+
+void TooLargeASegmentIsAnError(Context& context) {
+  for (const SegmentShape& shape :
+       {SegmentShape{1, 1, std::size_t{1} << 60}, SegmentShape{2, 8, std::size_t{1} << 60},
+        SegmentShape{1, 1, std::size_t{1} << 45}, SegmentShape{1, 1, std::size_t{1} << 63}}) {
+    int memory = -1;
+    const Status status = CreateSegment(shape, 1, memory);
+    context.Expect(!status.ok() && status.message.find("memory") != std::string::npos,
+                   [&] { return "an error, not: " + status.message; });
+  }
+  for (const SegmentShape& shape : {SegmentShape{0, 1, 4096}, SegmentShape{1, 0, 4096},
+                                    SegmentShape{1, 1, 0}, SegmentShape{1, 1, 100}}) {
+    int memory = -1;
+    context.Expect(CreateSegment(shape, 1, memory).code == Code::kInvalidArgument, "refused");
+  }
+}
+
+void CausesOfAnyLength(Context& context) {
+  for (const std::size_t length : Sizes{0, 1, 7, 8, 9, 4095, 4096, 4097, 10'000}) {
+    Host host(1);
+    const std::string cause(length, 'x');
+    context.Expect(!host.segment().failed(), "sound");
+    context.Expect(host.segment().Fail(cause), "fails");
+    context.Expect(host.segment().failed(), "failed");
+    context.Expect(host.segment().failure() == cause.substr(0, 4096), "the cause");
+  }
+  SharedText<16> text;
+  for (const std::string line : {"longer than it", "short", "", "much longer than there is room"}) {
+    text.Set(line);
+    context.Expect(text.Get() == line.substr(0, 16), text.Get());
+  }
+}
+
+/// In all orders of what a reader may be at: the same call, another one, or none.
+void LanesAreTakenAgainOnceTheyAreRead(Context& context) {
+  Host host(2, {.num_lanes = 2, .window_bytes = 4096});
+  Session& session = *host.job(0).session();
+  constexpr std::uint64_t kEnd = std::uint64_t{9} << Lane::kProgressBits | 4;
+  std::array<std::atomic<std::uint64_t>, 2> words{};
+  std::uint64_t first = 0, second = 0, third = 0;
+  const int lane = session.TakeLane(first);
+  const int other = session.TakeLane(second);
+  context.Expect(lane >= 0 && other >= 0 && lane != other, "two lanes");
+  context.Expect(session.TakeLane(third) < 0, "no third one");
+  words[0] = kEnd - 1;
+  words[1] = kEnd;
+  session.LeaveLane(lane, kEnd, {&words[0], &words[1]});
+  context.Expect(session.TakeLane(third) < 0, "one still reads");
+  std::uint64_t fourth = 0;
+  words[0] = kEnd;
+  context.Expect(session.TakeLane(fourth) < 0, "the third one is served first");
+  context.Expect(session.TakeLane(third) == lane, "all have read");
+  session.LeaveLane(other, kEnd, {&words[0]});
+  words[0] = 0;
+  context.Expect(session.TakeLane(fourth) == other, "the reader's lane is being written");
+  std::uint64_t fifth = 0;
+  session.LeaveLane(lane, kEnd, {&words[0], &words[1]});
+  words[0] = std::uint64_t{10} << Lane::kProgressBits | 1;
+  context.Expect(session.TakeLane(fifth) == lane, "the reader is at another call");
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests({{"SegmentsRefuseWhatIsNotTheirs", SegmentsRefuseWhatIsNotTheirs},
+                   {"TooLargeASegmentIsAnError", TooLargeASegmentIsAnError},
+                   {"CausesOfAnyLength", CausesOfAnyLength},
+                   {"LanesAreTakenAgainOnceTheyAreRead", LanesAreTakenAgainOnceTheyAreRead}},
+                  argc, argv);
+}
