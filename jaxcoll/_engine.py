@@ -178,6 +178,17 @@ def problem() -> str | None:
     return _state.problem
 
 
+def summary() -> tuple[tuple[str, ...], str | None]:
+    """Returns what native calls between processes travel over, or why there are none."""
+    if _state.attachments == 0:
+        return (), "this process is alone, or jaxcoll.initialize() was not called"
+    if _state.problem:
+        return (), _state.problem
+    hosts = len(set(_state.host_of))
+    between = ("XLA's own collectives between hosts",) if hosts > 1 else ()
+    return ("memory that the processes of a host share", *between), None
+
+
 @ft.cache
 def _warn_once() -> None:
     logger.warning(

@@ -5,7 +5,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from jaxcoll import _native
+from jaxcoll import _engine, _native
 from jaxcoll._config import accelerates_lax, config
 
 _PACKAGES = ("jaxcoll", "jax", "jaxlib", "numpy", "flax", "optax")
@@ -13,6 +13,9 @@ _VARIABLES = (
     "JAXCOLL_ACCELERATE_LAX",
     "JAXCOLL_BACKEND",
     "JAXCOLL_CROSSOVERS",
+    "JAXCOLL_DISTRIBUTED",
+    "JAXCOLL_HOST_ID",
+    "JAXCOLL_SEGMENT_BYTES",
     "JAXCOLL_TIMEOUT_S",
     "JAX_NUM_CPU_DEVICES",
     "JAX_PLATFORMS",
@@ -74,13 +77,15 @@ def info() -> Info:
     """
     missing = _native.missing_reason()
     off = {} if missing is None else {"native path": missing}
-    off["several processes"] = "not supported natively; such jobs run on jax.lax"
+    shared, reason = _engine.summary()
+    if reason:
+        off["several processes"] = reason
     off["GPU"] = "not supported natively; such programs run on jax.lax"
     return Info(
         versions={"python": platform.python_version(), **_versions()},
         machine=f"{platform.system()} {platform.machine()}, {_num_cores()} cores",
         instruction_sets=tuple(_native.kernel_sets()),
-        transports=() if missing else ("memory of one process",),
+        transports=() if missing else ("memory of one process", *shared),
         off=off,
         settings={
             "backend": config.backend,

@@ -5,11 +5,12 @@
 #include <sys/syscall.h>  // SYS_futex
 #include <unistd.h>       // syscall
 
-#include <algorithm>  // std::any_of
-#include <array>      // std::array
-#include <cstdio>     // std::snprintf
-#include <ctime>      // timespec
-#include <utility>    // std::move
+#include <algorithm>    // std::any_of
+#include <array>        // std::array
+#include <cstdio>       // std::snprintf
+#include <ctime>        // nanosleep, timespec
+#include <string_view>  // std::string_view
+#include <utility>      // std::move
 
 #include "core/clock.h"
 
@@ -317,16 +318,16 @@ Exchange::Progress Exchange::Finish() {
 void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
   const std::int64_t waited_ns = now_ns - since_ns;
   for (Peer& peer : peers_) {
-    std::string state;
     if (lane_ >= 0 && HasReached(peer, needed_)) {
       continue;
     }
-    if (const std::string reason = session_->GoneReason(peer.seat, now_ns, state);
-        !reason.empty()) {
-      const std::int64_t process = session_->processes()[peer.seat];
-      session_->segment().Fail(WaitText(waited_ns) + " (" +
-                               (lane_ < 0 ? "process " + std::to_string(process) + ": " : "") +
-                               reason + ")");
+    const std::string_view gone = session_->WhereIs(peer.seat, now_ns).gone;
+    if (!gone.empty()) {
+      std::string text = WaitText(waited_ns) + " (";
+      if (lane_ < 0) {  // which the text does not name then
+        text += "process " + std::to_string(session_->processes()[peer.seat]) + ": ";
+      }
+      session_->segment().Fail(text.append(gone) + ")");
       return;
     }
   }
@@ -399,10 +400,9 @@ std::string Exchange::WaitText(std::int64_t waited_ns) const {
     const std::size_t seat = members_.seat(process);
     std::string text = "rank " + ranks + " (process " + std::to_string(session_->processes()[seat]);
     if (is_missing) {
-      std::string state;
-      static_cast<void>(session_->GoneReason(seat, NowNs(), state));
       const Seat& other = session_->segment().seat(seat);
-      text += ", pid " + std::to_string(other.pid.load(std::memory_order_relaxed)) + ", " + state;
+      text += ", pid " + std::to_string(other.pid.load(std::memory_order_relaxed)) + ", ";
+      text += session_->WhereIs(seat, NowNs()).state;
     }
     std::string& list = is_missing ? missing : came;
     list += (list.empty() ? "" : ", ") + text + ")";

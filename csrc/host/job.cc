@@ -1,6 +1,5 @@
 #include "host/job.h"
 
-#include <sched.h>   // CPU_COUNT
 #include <unistd.h>  // getpid, sysconf
 
 #include <algorithm>  // std::find, std::max, std::min
@@ -127,31 +126,26 @@ void Session::LeaveLane(int lane, std::uint64_t end_word, const Readers& readers
   left.readers.assign(readers.begin(), readers.end());
 }
 
-std::string Session::GoneReason(std::size_t seat, std::int64_t now_ns, std::string& state) const {
+Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
   const Seat& other = segment_->seat(seat);
   const std::int64_t pid = other.pid.load(std::memory_order_acquire);
-  state = "running";
   if (pid == 0) {
-    state = "not there yet";
-    return "";
+    return {.state = "not there yet", .gone = ""};
   }
   char letter = '?';
   std::int64_t start_ticks = 0;
   if (!ProcessStat(pid, letter, start_ticks) || letter == 'Z' || letter == 'X' ||
       start_ticks != other.start_ticks.load(std::memory_order_relaxed)) {
-    state = "gone";
-    return "the process is gone";
+    return {.state = "gone", .gone = "the process is gone"};
   }
-  if (letter == 'T' || letter == 't') {
-    state = "stopped";
+  if (const std::int64_t since_ns = other.leaves_since_ns.load(std::memory_order_acquire);
+      since_ns != 0) {
+    return {.state = "leaving",
+            .gone = now_ns - since_ns > kLeavingNs
+                        ? "the process has come to its end without this call"
+                        : ""};
   }
-  const std::int64_t leaves_ns = other.leaves_since_ns.load(std::memory_order_acquire);
-  if (leaves_ns != 0) {
-    state = "leaving";
-    return now_ns - leaves_ns > kLeavingNs ? "the process has come to its end without this call"
-                                           : "";
-  }
-  return "";
+  return {.state = letter == 'T' || letter == 't' ? "stopped" : "running", .gone = ""};
 }
 
 void Session::Leave() const {

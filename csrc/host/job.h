@@ -17,6 +17,12 @@
 
 namespace jaxcoll {
 
+/// What another process is doing.
+struct Whereabouts {
+  std::string_view state;  ///< "running", "stopped", "leaving", "gone" or "not there yet"
+  std::string_view gone;   ///< why it can't come any more, or empty
+};
+
 /// The time between two attachments: a segment, and what this process keeps of its calls there.
 /// All methods may be called from any thread.
 class Session {
@@ -48,9 +54,8 @@ class Session {
   /// `readers` may still read.
   void LeaveLane(int lane, std::uint64_t end_word, const Readers& readers);
 
-  /// Why process `seat` can't come any more, or empty; also sets `state` to what it is doing:
-  /// "running", "stopped", "leaving" or "gone".
-  std::string GoneReason(std::size_t seat, std::int64_t now_ns, std::string& state) const;
+  /// Asks the system about another process.
+  [[nodiscard]] Whereabouts WhereIs(std::size_t seat, std::int64_t now_ns) const;
 
   /// This process is about to exit: others need not wait for calls that it has not begun.
   void Leave() const;
