@@ -62,7 +62,7 @@ def _id(name: str, value: Any) -> str:
 
 
 # Few tests that take long: begun first, so that no worker is left with them at the end.
-LONG = ("stress", "examples", "docs", "test_bench.py")
+LONG = ("processes", "stress", "examples", "docs", "test_bench.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

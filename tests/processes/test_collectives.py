@@ -25,21 +25,21 @@ def assert_all(lines: dict[int, list[str]], text: str) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), _layouts(2))
+@pytest.mark.parametrize(("processes", "devices"), _layouts(1))
 def test_every_op_has_numpys_values(processes: int, devices: int):
     lines = run_job("values.py", "all", processes=processes, devices=devices)
     assert_all(lines, "all values are right")
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), LAYOUTS[2:])
+@pytest.mark.parametrize(("processes", "devices"), LAYOUTS[1:])
 def test_one_op_of_each_kind(processes: int, devices: int):
     lines = run_job("values.py", "some", processes=processes, devices=devices)
     assert_all(lines, "all values are right")
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), _layouts(2)[:4])
+@pytest.mark.parametrize(("processes", "devices"), _layouts(1)[:4])
 @pytest.mark.parametrize("segment", ["1M", pytest.param("", marks=full)])
 def test_sizes_around_windows(processes: int, devices: int, segment: str):
     lines = run_job("sizes.py", processes=processes, devices=devices, JAXCOLL_SEGMENT_BYTES=segment)
@@ -57,7 +57,7 @@ def test_programs_drawn_by_chance(processes: int, devices: int, request: pytest.
 
 @needs_native
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), pytest.param(3, 1, marks=full)])
-@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("cache", [False, pytest.param(True, marks=full)])
 def test_processes_that_compile_at_different_times(processes, devices, cache, tmp_path):
     arguments = [tmp_path / "cache"] if cache else []
     for _ in range(1 + cache):  # the second time it is there
@@ -71,7 +71,7 @@ def test_the_same_on_lax():
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize(("processes", "devices"), [(4, 1), pytest.param(2, 2, marks=full)])
 @pytest.mark.parametrize("ops", ["some", pytest.param("all", marks=full)])
 def test_two_hosts(processes: int, devices: int, ops: str):
     lines = run_job("values.py", ops, "hosts", processes=processes, devices=devices)

@@ -9,6 +9,8 @@ from processes.run_job import run_job
 pytestmark = pytest.mark.skipif(
     native_missing() is not None, reason="the engine across processes is native"
 )
+full = pytest.mark.full
+LAYOUTS = [(2, 2), pytest.param(2, 1, marks=full), pytest.param(3, 1, marks=full)]
 ERROR = r"after (\d+\.\d) s: .*jaxcoll\.CollectiveError: "
 
 
@@ -26,7 +28,7 @@ def error_of(lines: list[str]) -> tuple[float, str]:
     raise AssertionError(lines)
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(("processes", "devices"), LAYOUTS)
 @pytest.mark.parametrize("kind", ["shapes", "order"])
 def test_different_calls_are_named_on_all_within_two_seconds(kind, processes, devices, tmp_path):
     lines = fail(kind, tmp_path, processes=processes, devices=devices)
@@ -41,7 +43,7 @@ def test_different_calls_are_named_on_all_within_two_seconds(kind, processes, de
         assert "works again" in said
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(("processes", "devices"), LAYOUTS)
 def test_a_late_process_is_named_at_the_limit(processes, devices, tmp_path):
     lines = fail("late", tmp_path, processes=processes, devices=devices)
     ranks = ", ".join(str(devices + i) for i in range(devices))
@@ -63,7 +65,7 @@ def test_a_late_device_fails_the_other_processes_too(tmp_path):
         assert "works again" in said
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [3, pytest.param(2, marks=full)])
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_process_is_named_within_a_second(killed, processes, tmp_path):
     kind = "killed" if killed else "first killed"

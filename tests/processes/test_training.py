@@ -1,0 +1,22 @@
+"""The parallel layers across processes, each compared with training on one device."""
+
+import pytest
+from checks import native_missing
+from processes.run_job import run_job
+
+
+@pytest.mark.skipif(native_missing() is not None, reason="the engine across processes is native")
+@pytest.mark.parametrize(
+    ("processes", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.full)]
+)
+def test_every_family(processes: int, devices: int):
+    lines = run_job("training.py", processes=processes, devices=devices, limit_s=280)
+    for said in lines.values():
+        assert "all families are right" in said, said
+
+
+@pytest.mark.full
+def test_every_family_on_lax():
+    lines = run_job("training.py", processes=2, devices=2, limit_s=280, JAXCOLL_BACKEND="lax")
+    for said in lines.values():
+        assert "all families are right" in said, said
