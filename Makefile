@@ -3,7 +3,7 @@
 #   PYTHON=python3.13      the Python to make $(VENV) from
 #   VENV=.venv-313         where; one per Python
 #   JAX=0.10.2             that version of JAX instead of the newest that the Python can have
-#   ARGS=...               further arguments for pytest, examples/train_lm.py, benchmarks/run.py,
+#   ARGS=...               further arguments for pytest, examples/train_lm.py, the benchmarks,
 #                          tools/test_all.py
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +16,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-fallback test-all bench lint format ctest wheel release-test docs env build stubs signatures clean
+.PHONY: help demo test test-fallback test-all bench bench-processes lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -44,6 +44,9 @@ test-all: $(VENV)/.tools  ## everything, on the oldest and the newest JAX, into 
 
 bench: $(VENV)/.dev$(JAX)  ## measure against jax.lax; table, JSON and plot in benchmarks/results
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-processes: $(VENV)/.dev$(JAX)  ## the same across processes, against jax.lax on Gloo and mpi4jax
+	$(BIN)/python benchmarks/processes.py $(ARGS)
 
 lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, clang-tidy
 	$(BIN)/ruff check

@@ -1,6 +1,6 @@
 """Every collective across processes of one host: ours, jax.lax on Gloo, and mpi4jax on Open MPI.
 
-    python benchmarks/processes.py [--processes 2,4] [--ops all_reduce,...] [--quick]
+    python benchmarks/processes.py [--processes 2,4] [--ops all_reduce,...] [--sizes 256,4096,...]
 
 Without mpi4jax, which is an extra of the benchmarks (`pip install mpi4jax`, Open MPI), its columns
 stay empty. All variants alternate in one job, one device a process. Results go to
@@ -21,6 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mpi4jax_chains
+from environment import environment
+
+VARIANTS = ("native", "lax", "mpi4jax")
 HERE = Path(__file__).resolve().parent
 SIZES = (256, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 # Seconds that the variants of one measurement may take together, about.
@@ -40,14 +44,13 @@ def main() -> None:
     if arguments.child:
         measure_here(arguments)
         return
-    rows, head = [], None
-    for n in arguments.processes.split(","):
-        part = job(int(n), arguments)
-        head = head or part["environment"]
-        rows += part["processes"]
+    head = environment()
+    parts = [job(int(n), arguments) for n in arguments.processes.split(",")]
+    rows = [row for part in parts for row in part["processes"]]
     results = {
         "environment": head,
         "processes": rows,
+        "train_step": [row for part in parts for row in part["train_step"]],
         "command": " ".join(["python benchmarks/processes.py", *sys.argv[1:]]),
     }
     write(results, arguments.out)
@@ -85,7 +88,7 @@ def measure_here(arguments: argparse.Namespace) -> None:
 
     jaxcoll.initialize()
     jaxcoll.accelerate_lax(False)
-    from environment import environment
+    import train_step
 
     from jaxcoll._chains import OPS
 
@@ -98,8 +101,9 @@ def measure_here(arguments: argparse.Namespace) -> None:
             if jax.process_index() == 0:
                 for row in found:
                     print(text(row), flush=True)
+    steps = train_step.run(arguments.budget)
     if jax.process_index() == 0:
-        arguments.child.write_text(json.dumps({"environment": environment(), "processes": rows}))
+        arguments.child.write_text(json.dumps({"processes": rows, "train_step": steps}))
 
 
 def measure_op(op: str, size: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -129,7 +133,7 @@ def measure_op(op: str, size: int, arguments: argparse.Namespace) -> list[dict[s
             ft.partial(chain(op, function, length, mesh), x) for length in lengths[name]
         ]
     if has_mpi4jax():
-        made = mpi_chains(op, lengths["mpi4jax"])
+        made = mpi4jax_chains.chains(op, lengths["mpi4jax"])
         if made:
             local = jax.device_put(mine, jax.local_devices()[0])
             programs["mpi4jax"] = [ft.partial(program, local) for program in made]
@@ -165,7 +169,6 @@ def measure(
     import numpy as np
     from jax.experimental import multihost_utils
 
-    begin = time.perf_counter()
     for of in programs.values():
         for program in of:
             jax.block_until_ready(program())
@@ -174,10 +177,8 @@ def measure(
         for program in of:
             jax.block_until_ready(program())
     once = time.perf_counter() - begin
-    # The same on all processes.
-    rounds = int(
-        multihost_utils.broadcast_one_to_all(np.int32(min(60, max(5, budget_s / once))))
-    )
+    wanted = np.int32(min(60, max(5, budget_s / once)))
+    rounds = int(multihost_utils.broadcast_one_to_all(wanted))  # the same on all
     names = list(programs)
     seconds: dict[str, list[list[float]]] = {name: [[], [], []] for name in names}
     for done in range(rounds):
@@ -199,47 +200,6 @@ def slopes(short: list[float], long: list[float], short_calls: int, long_calls: 
         max(b - a, 0.2 * b * (long_calls - short_calls) / long_calls) / (long_calls - short_calls)
         for a, b in zip(short, long, strict=True)
     ]
-
-
-def mpi_chains(op: str, lengths: tuple[int, ...]) -> list[Any]:
-    """Returns mpi4jax's chains on this process's block; empty where it has no such op."""
-    import jax
-    import jax.numpy as jnp
-    import mpi4jax
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
-    p, rank = comm.Get_size(), comm.Get_rank()
-
-    def permute(x: Any) -> Any:
-        return mpi4jax.sendrecv(x, x, source=(rank - 1) % p, dest=(rank + 1) % p, comm=comm)
-
-    calls: dict[str, tuple[Any, Any]] = {
-        "all_reduce": (lambda x: mpi4jax.allreduce(x, op=MPI.SUM, comm=comm), lambda y: y),
-        "all_gather": (
-            lambda x: mpi4jax.allgather(x, comm=comm).reshape(-1),
-            lambda y: y[: y.shape[0] // p],
-        ),
-        "all_to_all": (
-            lambda x: mpi4jax.alltoall(x.reshape(p, -1), comm=comm).reshape(-1),
-            lambda y: y,
-        ),
-        "ppermute": (permute, lambda y: y),
-        "broadcast": (lambda x: mpi4jax.bcast(x, 0, comm=comm), lambda y: y),
-    }
-    if op not in calls:
-        return []
-    call, back = calls[op]
-
-    def made(length: int) -> Any:
-        def run(x: Any) -> Any:
-            for _ in range(length - 1):
-                x = back(call(x)) * jnp.float32(0.5)
-            return call(x)
-
-        return jax.jit(run)
-
-    return [made(length) for length in lengths]
 
 
 def _reduce_scatter(blocks: list[Any], rank: int) -> Any:
@@ -278,17 +238,29 @@ def local_part(array: Any) -> Any:
 
 def text(row: dict[str, Any]) -> str:
     parts = [f"{row['op']:15}{row['processes']:3}{row['bytes']:10} {row['how']:8}"]
-    parts += [f"{n} {row[f'{n}_us']:10.2f}" for n in ("native", "lax", "mpi4jax") if f"{n}_us" in row]
-    parts += [f"{n}/native {row[f'{n}_over_native']:8.2f}" for n in ("lax", "mpi4jax") if f"{n}_over_native" in row]
+    parts += [f"{n} {row[f'{n}_us']:10.2f}" for n in VARIANTS if f"{n}_us" in row]
+    parts += [
+        f"{n}/native {row[f'{n}_over_native']:8.2f}"
+        for n in VARIANTS
+        if f"{n}_over_native" in row
+    ]
     return "  ".join(parts) + (f"  {row['wrong']} WRONG" if row["wrong"] else "")
 
 
 def write(results: dict[str, Any], folder: Path) -> None:
+    import process_report
+
     head = results["environment"]
-    stem = folder / f"processes_{head['cores']}-cores_{head['date'].replace('-', '')}"
-    folder.mkdir(parents=True, exist_ok=True)
+    hardware = (
+        f"{head['cores']}-cores-{head['cpu'].split('@')[0].strip().replace(' ', '-')}".lower()
+    )
+    stem = folder / f"processes_{hardware}_{head['date'].replace('-', '')}"
+    table = process_report.markdown(results)
+    print(table)
     Path(f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written: {stem}.json")
+    Path(f"{stem}.md").write_text(table)
+    process_report.plot(results, Path(f"{stem}.png"))
+    print(f"written: {stem}.json, .md, .png")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def manual_axes(ctx: mlir.LoweringRuleContext) -> tuple[frozenset[str], frozense
     return frozenset(axis_context.manual_axes), frozenset(axis_context.mesh.axis_names)
 
 
-def mesh_devices(ctx: mlir.LoweringRuleContext) -> list[jax.Device] | None:
+def mesh_devices(ctx: mlir.LoweringRuleContext) -> list[Any] | None:
     """Returns the device behind each logical id, or None where only the mesh's shape is known."""
     mesh = getattr(ctx.module_context.axis_context, "mesh", None)
     return list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else None

@@ -95,6 +95,9 @@ class Config:
             `jaxcoll.using` is active. Initially `JAXCOLL_BACKEND`, else `"auto"`.
         timeout_s: how long a rank waits for the others, in seconds; None waits for ever. Takes
             effect at once, also on waits in progress. Initially `JAXCOLL_TIMEOUT_S`, else 300.
+        reduction_order: `"layout"` or `"rank"`. On one host both add the ranks in their order, on any
+            layout of processes and devices; over several hosts the ranks of a host come first
+            either way. Initially `"layout"`.
         strict: turns warnings about likely mistakes into errors, also in functions that are
             compiled already. Initially False.
     """
@@ -103,6 +106,7 @@ class Config:
     __slots__ = (
         "_accelerates_lax",
         "_initial_backend",
+        "_reduction_order",
         "_timeout_listeners",
         "_timeout_s",
     )
@@ -113,6 +117,7 @@ class Config:
         self._timeout_s = timeout_from(environment)
         self._timeout_listeners: list[Callable[[float | None], None]] = []
         self._accelerates_lax = accelerates_from(environment)
+        self._reduction_order = "layout"
 
     @property
     def backend(self) -> Backend:
@@ -131,6 +136,17 @@ class Config:
         self._timeout_s = _checked_timeout("jaxcoll.config", "timeout_s", value)
         for listener in self._timeout_listeners:
             listener(self._timeout_s)
+
+    @property
+    def reduction_order(self) -> str:
+        return self._reduction_order
+
+    @reduction_order.setter
+    def reduction_order(self, value: str) -> None:
+        known = ("layout", "rank")
+        if value not in known:
+            raise ValueError(one_of("jaxcoll.config", "reduction_order", value, known))
+        self._reduction_order = value
 
     @property
     def strict(self) -> bool:

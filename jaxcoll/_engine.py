@@ -253,6 +253,7 @@ def _card() -> dict[str, Any]:
             "jaxcoll": _version(),
             "backend": config.backend,
             "accelerate_lax": accelerates_lax(),
+            "reduction_order": config.reduction_order,
             "segment bytes": os.environ.get("JAXCOLL_SEGMENT_BYTES", ""),
             "crossovers": _crossovers.fingerprint(),
         },

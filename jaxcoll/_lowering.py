@@ -102,8 +102,9 @@ def lower(
     if levels is not None and on_hosts is not None:
         note(ctx, request, groups, "", path="two-level")
         function = on_hosts(TwoLevel(request.axes, levels, request.backend))
+        several = bool(ctx.primitive and ctx.primitive.multiple_results)
         with _decisions.silence(), _compat.without_varying_axes():
-            lowered = mlir.lower_fun(function, multiple_results=ctx.primitive.multiple_results)
+            lowered = mlir.lower_fun(function, multiple_results=several)
             return lowered(_compat.untyped(ctx), *operands)
     if levels is not None:
         reason = "the group spans several hosts"

@@ -100,3 +100,11 @@ def test_a_wrong_strict(value: Any):
 def test_a_misspelt_setting_is_an_error():
     with pytest.raises(AttributeError, match="timeout"):
         jaxcoll.config.timeout = 5
+
+
+def test_the_reduction_order_has_two_names():
+    assert jaxcoll.config.reduction_order == "layout"
+    jaxcoll.config.reduction_order = "rank"
+    jaxcoll.config.reduction_order = "layout"
+    with pytest.raises(ValueError, match='expected one of "layout", "rank", got \'ring\''):
+        jaxcoll.config.reduction_order = "ring"

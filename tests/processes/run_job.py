@@ -11,6 +11,17 @@ JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parents[2]
 
 
+def job_environment() -> dict[str, str]:
+    """Returns what a job needs: nothing of this process's devices, and the tests' modules."""
+    ours = ("PJRT_NPROC", "JAX_NUM_CPU_DEVICES", "JAXCOLL_CROSSOVERS")
+    path = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **{name: value for name, value in os.environ.items() if name not in ours},
+        "PYTHONPATH": os.pathsep.join(path),
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+
+
 def run_job(
     script: str,
     *arguments: object,
@@ -24,16 +35,11 @@ def run_job(
 
     `expect` is the exit status that is right; None: any.
     """
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PJRT_NPROC", "JAX_NUM_CPU_DEVICES", "JAXCOLL_CROSSOVERS")
-    }
     command = [sys.executable, "-m", "jaxcoll", "run", "-n", str(processes)]
     command += ["--devices-per-process", str(devices), str(JOBS / script), *map(str, arguments)]
     done = subprocess.run(
         command,
-        env=inherited | {"XLA_FLAGS": "--xla_backend_optimization_level=0"} | environment,
+        env=job_environment() | environment,
         capture_output=True,
         text=True,
         timeout=limit_s,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from checks import native_missing
-from processes.run_job import JOBS, ROOT
+from processes.run_job import JOBS, ROOT, job_environment
 
 PORT = 7777  # in a namespace of its own every port is free
 
@@ -68,15 +68,10 @@ def test_every_op_over_two_hosts(hosts: list[tuple[str, str]], ops: str):
         command = ["ip", "netns", "exec", name, sys.executable, "-m", "jaxcoll", "run"]
         command += ["-n", "2", "--hosts", "2", "--host-id", str(i)]
         command += ["--coordinator", f"{hosts[0][1]}:{PORT}", str(JOBS / "values.py"), ops, "hosts"]
-        environment = {
-            **{k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS")},
-            "JAXCOLL_HOST_ID": name,
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
-        }
         launchers.append(
             subprocess.Popen(
                 command,
-                env=environment,
+                env=job_environment() | {"JAXCOLL_HOST_ID": name},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

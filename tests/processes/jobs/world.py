@@ -1,10 +1,8 @@
 """What the jobs share: meshes over all processes, global operands, and this process's results."""
 
 import functools as ft
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # tests/helpers.py and its like
 
 import jaxcoll
 from jaxcoll import _native

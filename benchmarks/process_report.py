@@ -1,0 +1,119 @@
+"""Tables and the plot of a results file of several processes."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from report import KIB, size_text
+
+COLORS = {"lax": "#b0563b", "mpi4jax": "#5a8f3c", "native": "#1f6fb2"}
+LABELS = {"lax": "jax.lax on Gloo", "mpi4jax": "mpi4jax on Open MPI", "native": "jaxcoll"}
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """Returns all tables; times are medians in us, ratios medians of paired rounds."""
+    head, rows = results["environment"], results["processes"]
+    lines = [
+        "# Several processes of one host: jaxcoll, jax.lax on Gloo, mpi4jax on Open MPI",
+        "",
+        f"`{results['command']}`, {head['date']}, {head['cores']} cores of {head['cpu']}, "
+        f"jax {head['jax']}, Python {head['python']}. One device a process.",
+        "",
+        "Times are medians in microseconds; ratios (theirs / ours, above 1 ours is faster) are "
+        "medians of rounds in which all variants ran in turn. *chained* is the extra time for each "
+        "call of a longer chain in one program, *single* a whole program with one call.",
+    ]
+    for processes in sorted({row["processes"] for row in rows}):
+        lines += ["", f"## {processes} processes", ""]
+        lines += ["| op | bytes per rank | how | jaxcoll | lax | mpi4jax | lax/ours | mpi4jax/ours |"]
+        lines[-1] += " rounds | wrong |"
+        lines += ["|---|--:|---|--:|--:|--:|--:|--:|--:|--:|"]
+        for row in rows:
+            if row["processes"] == processes:
+                cells = [row["op"], size_text(row["bytes"]), row["how"]]
+                names = ("native_us", "lax_us", "mpi4jax_us", "lax_over_native")
+                cells += [row.get(name, "") for name in (*names, "mpi4jax_over_native")]
+                cells += [row["rounds"], row["wrong"]]
+                lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", "## Geometric means and least ratios, all ops", ""]
+    lines += ["| processes | how | against | up to 64 KiB | above | least | where |"]
+    lines += ["|--:|---|---|--:|--:|--:|---|"]
+    for processes in sorted({row["processes"] for row in rows}):
+        for how in ("chained", "single"):
+            for other in ("lax", "mpi4jax"):
+                lines += _summary(rows, processes, how, other)
+    lines += ["", "## A data-parallel training step", ""]
+    lines += ["| processes | parameters | tokens a step | jaxcoll ms | lax ms | lax/ours | rounds |"]
+    lines += ["|--:|--:|--:|--:|--:|--:|--:|"]
+    for row in results["train_step"]:
+        lines.append(
+            f"| {row['processes']} | {row['parameters']:,} | {row['tokens_per_step']:,} | "
+            f"{row['native_ms']} | {row['lax_ms']} | {row['lax_over_native']} | {row['rounds']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _summary(rows: list[dict[str, Any]], processes: int, how: str, other: str) -> list[str]:
+    key = f"{other}_over_native"
+    chosen = [r for r in rows if (r["processes"], r["how"]) == (processes, how) and key in r]
+    if not chosen:
+        return []
+    small = [row[key] for row in chosen if row["bytes"] <= 64 * KIB]
+    large = [row[key] for row in chosen if row["bytes"] > 64 * KIB]
+    means = [f"{statistics.geometric_mean(of):.2f}" if of else "" for of in (small, large)]
+    least = min(chosen, key=lambda row: row[key])
+    where = f"{least['op']}, {size_text(least['bytes'])}"
+    return [f"| {processes} | {how} | {other} | {means[0]} | {means[1]} | {least[key]} | {where} |"]
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Draws time per call over size, a panel for each op and number of processes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in results["processes"] if row["how"] == "chained"]
+    ops = list(dict.fromkeys(row["op"] for row in rows))
+    counts = sorted({row["processes"] for row in rows})
+    figure, panels = plt.subplots(
+        len(counts),
+        len(ops),
+        figsize=(3.1 * len(ops), 2.6 * len(counts)),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+    )
+    for i, processes in enumerate(counts):
+        for j, op in enumerate(ops):
+            panel = panels[i][j]
+            points = [row for row in rows if (row["op"], row["processes"]) == (op, processes)]
+            for variant, color in COLORS.items():
+                drawn = [row for row in points if f"{variant}_us" in row]
+                panel.plot(
+                    [row["bytes"] for row in drawn],
+                    [row[f"{variant}_us"] for row in drawn],
+                    marker="o",
+                    markersize=3,
+                    color=color,
+                    label=LABELS[variant],
+                )
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.grid(alpha=0.3)
+            panel.set_title(f"{op}, {processes} processes", fontsize=9)
+            if i == len(counts) - 1:
+                panel.set_xlabel("bytes per rank", fontsize=8)
+                panel.set_xticks([256, 64 * KIB, 16 * MIB], ["256 B", "64 KiB", "16 MiB"])
+            if j == 0:
+                panel.set_ylabel("us per call", fontsize=8)
+            panel.tick_params(labelsize=8)
+    panels[0][0].legend(fontsize=7)
+    head = results["environment"]
+    figure.suptitle(
+        f"Chained collectives across processes, {head['cores']} cores, f32, jax {head['jax']} "
+        "(lower is better)",
+        fontsize=10,
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
