@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from report import KIB, size_text
+from report import KIB, MIB, size_text
 
 COLORS = {"lax": "#b0563b", "mpi4jax": "#5a8f3c", "native": "#1f6fb2"}
 LABELS = {"lax": "jax.lax on Gloo", "mpi4jax": "mpi4jax on Open MPI", "native": "jaxcoll"}
@@ -25,7 +25,9 @@ def markdown(results: dict[str, Any]) -> str:
     ]
     for processes in sorted({row["processes"] for row in rows}):
         lines += ["", f"## {processes} processes", ""]
-        lines += ["| op | bytes per rank | how | jaxcoll | lax | mpi4jax | lax/ours | mpi4jax/ours |"]
+        lines += [
+            "| op | bytes per rank | how | jaxcoll | lax | mpi4jax | lax/ours | mpi4jax/ours |"
+        ]
         lines[-1] += " rounds | wrong |"
         lines += ["|---|--:|---|--:|--:|--:|--:|--:|--:|--:|"]
         for row in rows:
@@ -43,7 +45,9 @@ def markdown(results: dict[str, Any]) -> str:
             for other in ("lax", "mpi4jax"):
                 lines += _summary(rows, processes, how, other)
     lines += ["", "## A data-parallel training step", ""]
-    lines += ["| processes | parameters | tokens a step | jaxcoll ms | lax ms | lax/ours | rounds |"]
+    lines += [
+        "| processes | parameters | tokens a step | jaxcoll ms | lax ms | lax/ours | rounds |"
+    ]
     lines += ["|--:|--:|--:|--:|--:|--:|--:|"]
     for row in results["train_step"]:
         lines.append(

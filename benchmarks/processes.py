@@ -240,9 +240,7 @@ def text(row: dict[str, Any]) -> str:
     parts = [f"{row['op']:15}{row['processes']:3}{row['bytes']:10} {row['how']:8}"]
     parts += [f"{n} {row[f'{n}_us']:10.2f}" for n in VARIANTS if f"{n}_us" in row]
     parts += [
-        f"{n}/native {row[f'{n}_over_native']:8.2f}"
-        for n in VARIANTS
-        if f"{n}_over_native" in row
+        f"{n}/native {row[f'{n}_over_native']:8.2f}" for n in VARIANTS if f"{n}_over_native" in row
     ]
     return "  ".join(parts) + (f"  {row['wrong']} WRONG" if row["wrong"] else "")
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from jaxcoll._accelerate import accelerate_lax as accelerate_lax
     from jaxcoll._config import config as config
     from jaxcoll._config import using as using
+    from jaxcoll._engine import reset as reset
     from jaxcoll._errors import CollectiveError as CollectiveError
     from jaxcoll._errors import NativeUnavailableError as NativeUnavailableError
-    from jaxcoll._engine import reset as reset
     from jaxcoll._explain import Report as Report
     from jaxcoll._explain import explain as explain
     from jaxcoll._info import Info as Info

@@ -95,8 +95,8 @@ class Config:
             `jaxcoll.using` is active. Initially `JAXCOLL_BACKEND`, else `"auto"`.
         timeout_s: how long a rank waits for the others, in seconds; None waits for ever. Takes
             effect at once, also on waits in progress. Initially `JAXCOLL_TIMEOUT_S`, else 300.
-        reduction_order: `"layout"` or `"rank"`. On one host both add the ranks in their order, on any
-            layout of processes and devices; over several hosts the ranks of a host come first
+        reduction_order: `"layout"` or `"rank"`. On one host both add the ranks in their order, on
+            any layout of processes and devices; over several hosts the ranks of a host come first
             either way. Initially `"layout"`.
         strict: turns warnings about likely mistakes into errors, also in functions that are
             compiled already. Initially False.

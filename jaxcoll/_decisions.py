@@ -11,7 +11,6 @@ from typing import Literal
 
 from jaxcoll._config import config, logger
 
-
 Path = Literal["native", "lax", "two-level"]
 
 

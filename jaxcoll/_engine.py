@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import dataclasses
 import functools as ft
-import json
 import os
 import re
 import secrets
@@ -22,9 +21,9 @@ import jax
 from jax.extend.core import Primitive
 
 from jaxcoll import _compat, _crossovers, _native, _segments
+from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
 
-_PATIENCE_S = 3600
 _MIB = 1 << 20
 # A lane for each call that may be open at once, see csrc/host/job.h.
 _LANES_PER_DEVICE = 4
@@ -84,7 +83,7 @@ def attach(call: str = "initialize") -> None:
     if num_processes == 1:
         return
     _state.attachments += 1
-    board = _Board(call, f"jaxcoll/{_state.attachments}", process, num_processes)
+    board = Board(call, f"jaxcoll/{_state.attachments}", process, range(num_processes))
 
     cards = board.exchange("settings", _card())
     _compare(call, [card["settings"] for card in cards])
@@ -114,7 +113,7 @@ def _first_reasons(reasons: Sequence[str | None]) -> str | None:
 
 
 def _share(
-    board: "_Board", kind: str, core: Any, lanes: int, here: Sequence[int], process: int
+    board: Board, kind: str, core: Any, lanes: int, here: Sequence[int], process: int
 ) -> str | None:
     """Makes a segment of a kind for this host's processes and joins it; says why that failed."""
     measures = (len(here), lanes, _state.window_bytes)
@@ -212,34 +211,6 @@ def depends_on_places(primitive: Primitive) -> None:
 def host_of(process: int) -> str:
     """Returns the same for processes on one host."""
     return _state.host_of[process]
-
-
-class _Board:
-    """Where every process pins a note that all read."""
-
-    def __init__(self, call: str, prefix: str, process: int, num_processes: int) -> None:
-        self._call = call
-        self._prefix = prefix
-        self._process = process
-        self._num_processes = num_processes
-        self._client = _compat.distributed_client()
-
-    def exchange(self, topic: str, note: Any) -> list[Any]:
-        """Returns the notes of all processes, in their order."""
-        folder = f"{self._prefix}/{topic}"
-        self._client.key_value_set(f"{folder}/{self._process}", json.dumps(note))
-        return [self._read(folder, i) for i in range(self._num_processes)]
-
-    def _read(self, folder: str, process: int) -> Any:
-        seconds = _PATIENCE_S if config.timeout_s is None else config.timeout_s
-        try:
-            note = self._client.blocking_key_value_get(f"{folder}/{process}", int(1000 * seconds))
-        except Exception as error:  # of jaxlib's making, one type for all that goes wrong
-            raise RuntimeError(
-                f"{self._call}(): process {process} did not come within {seconds:g} s. All "
-                f"processes of the job must call it. ({str(error).splitlines()[0]})"
-            ) from error
-        return json.loads(note)
 
 
 def _card() -> dict[str, Any]:

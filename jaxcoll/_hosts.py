@@ -1,9 +1,9 @@
-"""Collectives over ranks of several hosts in two levels: natively on each host, and between hosts by
-what JAX runs on there.
+"""Collectives over ranks of several hosts, in two levels.
 
-The ranks of a host first share the work, so that each sends and receives its part between hosts: of
-S bytes, S divided by the ranks of a host. Reductions add the ranks of a host in their order, then the
-hosts in the transport's. `lax.psum_scatter` is not used between hosts, where Gloo's is wrong at times.
+Natively on each host, and between hosts by what JAX runs on there. The ranks of a host first share
+the work, so that each sends and receives its part between hosts: of S bytes, S divided by the ranks
+of a host. Reductions add the ranks of a host in their order, then the hosts in the transport's.
+`lax.psum_scatter` is not used between hosts, where Gloo's is wrong at times.
 """
 
 import dataclasses
@@ -92,9 +92,7 @@ class TwoLevel:
     def reduce_scatter(self, x: Any, dimension: int) -> Any:
         """Returns this rank's part, along a dimension, of the sum."""
         wide = jnp.moveaxis(_widened(x), dimension, 0)
-        parts = wide.reshape(
-            self.levels.size, wide.shape[0] // self.levels.size, *wide.shape[1:]
-        )
+        parts = wide.reshape(self.levels.size, wide.shape[0] // self.levels.size, *wide.shape[1:])
         # To the i-th rank of the host the parts of the i-th rank of every host.
         order = [rank for ranks in self.levels.across for rank in ranks]
         parts = self._inside(ft.partial(lax.psum_scatter, tiled=True), parts[np.array(order)])

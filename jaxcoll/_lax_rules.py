@@ -154,6 +154,7 @@ _COPIES: dict[str, Callable[[Context, Any, Params, Groups], Call | str]] = {
     "ppermute": _ppermute,
 }
 
+
 def _gathered_on_hosts(levels: TwoLevel, x: Any, params: Params, _: Any) -> Any:
     dim = params["all_gather_dimension"]
     return levels.all_gather(x if params["tiled"] else jnp.expand_dims(x, dim), dim)
@@ -250,7 +251,11 @@ def _is_whole_bytes(dtype: np.dtype) -> bool:
 
 def _summed_and_sliced(ctx: Context, x: ir.Value, params: Params) -> Sequence[ir.Value]:
     """A reduce_scatter without Gloo's, which is wrong at times for large chunks (jax#40830)."""
-    axes, groups, dim = params["axis_name"], params["axis_index_groups"], params["scatter_dimension"]
+    axes, groups, dim = (
+        params["axis_name"],
+        params["axis_index_groups"],
+        params["scatter_dimension"],
+    )
 
     def sliced(x: Any) -> Any:
         wide = x.astype(np.float32) if x.dtype.name in HALF_PRECISION else x

@@ -1,7 +1,8 @@
 """The memory that the processes of a host share: made by one of them, opened by the others.
 
-Anonymous where that is possible, reached through `/proc` of the process that made it, so that nothing
-is left whatever dies. Else a file in /dev/shm, whose name goes as soon as all have opened it.
+Anonymous where that is possible, reached through `/proc` of the process that made it, so that
+nothing is left whatever dies. Else a file in /dev/shm, whose name goes as soon as all have opened
+it.
 """
 
 import contextlib

@@ -30,25 +30,6 @@ def divisible_dimension(
     return None
 
 
-def place(call: str, tree: Any, sharding: NamedSharding, *, is_global: bool = False) -> Any:
-    """Puts a tree onto the devices of a sharding.
-
-    With several processes, each gives its share of every leaf, or with `is_global` the whole.
-
-    Raises:
-        ValueError: a leaf can't be split so; the text names it.
-    """
-    is_share = jax.process_count() > 1 and not is_global
-
-    def put(path: Any, leaf: Any) -> Any:
-        if is_share:
-            return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
-        check_divisible(call, leaf_name(path), np.shape(leaf), sharding)
-        return jax.device_put(leaf, sharding)
-
-    return jax.tree_util.tree_map_with_path(put, tree)
-
-
 def check_divisible(
     call: str, name: str, shape: Sequence[int], sharding: NamedSharding, remedy: str = ""
 ) -> None:

@@ -52,6 +52,7 @@ def reduction_problem(op: str, dtype: Any) -> str | None:
         return f"{op!r} is for bool and integers, got {name}"
     return None
 
+
 # An entry of `set_xla_metadata`, which survives every transformation: the backend of a collective
 # of lax that one of our functions bound.
 MARK = "jaxcoll"

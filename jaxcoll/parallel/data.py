@@ -9,9 +9,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcoll._config import logger
 from jaxcoll._errors import one_of
-from jaxcoll._sharding import divisible_dimension, leaf_name, place
+from jaxcoll._sharding import divisible_dimension, leaf_name
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.mesh import check_mesh_axis
+from jaxcoll.parallel.shares import place
 
 
 class DataParallel(nnx.Module):
@@ -41,11 +42,24 @@ class DataParallel(nnx.Module):
     ) -> Any:
         """Returns the batch, a tree of arrays, spread over the devices of a sharding.
 
-        In a job of several processes, every one gives its share, and the result is the global
-        batch; with `batch_is_global` all give the same whole.
+        In a job of several processes, each gives its share of every leaf: what its devices hold, in
+        the order of the whole. Where the batch is split over the processes that is one part for
+        each, and the result has the sizes of all shares together; processes whose devices hold the
+        same rows give the same. All have shares of one shape. With `batch_is_global` all give the
+        same whole. Contents are not compared.
+
+        Args:
+            batch: a tree of arrays. One that spans processes already goes to the sharding as it is.
+            sharding: where to. Its processes call this together, in the same order; where all its
+                devices are this process's own, no other is asked.
+            batch_is_global: whether every process gives the whole.
 
         Raises:
-            ValueError: a leaf can't be split so; the text names it.
+            ValueError: a leaf can't be split so, or the processes' leaves differ in name, shape or
+                dtype. The text names the leaf and who has what; all processes raise it.
+            CollectiveError: a process of the sharding does not come.
+
+        Cost: between processes one `all_gather` of 8 bytes each, which is waited for.
         """
         return place("shard_batch", batch, sharding, is_global=batch_is_global)
 

@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll._sharding import check_divisible, leaf_name, place
 from jaxcoll.mesh import check_mesh_axis
+from jaxcoll.parallel.shares import compare, place
 
 
 class DevicePlacement:
@@ -33,22 +33,36 @@ class DevicePlacement:
     def distribute_batch(self, data: Any, sharding: Sharding) -> Any:
         """Returns the tree spread over the devices of a sharding.
 
+        Between processes each gives its share, as in `DataParallel.shard_batch`.
+
         Raises:
-            ValueError: a leaf can't be split so; the text names it.
+            ValueError: a leaf can't be split so, or the processes' leaves do not fit together; the
+                text names it.
         """
-        if isinstance(sharding, NamedSharding):
-            return place("distribute_batch", data, sharding)
-        return jax.device_put(data, sharding)
+        return place("distribute_batch", data, sharding)
 
     def replicate_across_devices(self, data: Any, devices: Sequence[Any] | None = None) -> Any:
-        """Returns the tree with a copy of every leaf, scalars too, on each device; all without."""
+        """Returns the tree with a copy of every leaf, scalars too, on each device.
+
+        Args:
+            data: a tree of arrays. The devices' processes all give the same one, and compare it.
+            devices: which; those of all processes without.
+
+        Raises:
+            ValueError: the processes' leaves differ, their values included; the text names one.
+        """
         chosen = np.array(jax.devices() if devices is None else devices)
-        return jax.device_put(data, NamedSharding(Mesh(chosen, ("devices",)), P()))
+        sharding = NamedSharding(Mesh(chosen, ("devices",)), P())
+        call = "replicate_across_devices"
+        return place(call, data, sharding, is_global=True, with_contents=True)
 
     def shard_batch_dim(
         self, data: Any, mesh: Mesh, batch_axis: int = 0, mesh_axis: str = "data"
     ) -> Any:
         """Returns the tree with one dimension of every leaf split over a mesh axis.
+
+        Between processes each gives its share, as in `DataParallel.shard_batch`, and all the same
+        scalars.
 
         Args:
             data: a tree of arrays; scalars are replicated.
@@ -57,24 +71,25 @@ class DevicePlacement:
             mesh_axis: the axis.
 
         Raises:
-            ValueError: the mesh has no such axis, or it does not divide a leaf's dimension.
+            ValueError: the mesh has no such axis, it does not divide a leaf's dimension, or the
+                processes' leaves do not fit together.
         """
-        check_mesh_axis("shard_batch_dim", "mesh_axis", mesh, mesh_axis)
+        call = "shard_batch_dim"
+        check_mesh_axis(call, "mesh_axis", mesh, mesh_axis)
 
-        def put(path: Any, leaf: Any) -> Any:
+        def layout(name: str, leaf: Any) -> Sharding:
             ndim = np.ndim(leaf)
             if not ndim:
-                return jax.device_put(leaf, NamedSharding(mesh, P()))
+                return NamedSharding(mesh, P())
             if not -ndim <= batch_axis < ndim:
                 raise ValueError(
-                    f"shard_batch_dim: batch_axis: {leaf_name(path)} of shape {np.shape(leaf)} has "
-                    f"no dimension {batch_axis}."
+                    f"{call}: batch_axis: {name} of shape {np.shape(leaf)} has no dimension "
+                    f"{batch_axis}."
                 )
-            sharding = NamedSharding(mesh, P(*[None] * (batch_axis % ndim), mesh_axis))
-            check_divisible("shard_batch_dim", leaf_name(path), np.shape(leaf), sharding)
-            return jax.device_put(leaf, sharding)
+            return NamedSharding(mesh, P(*[None] * (batch_axis % ndim), mesh_axis))
 
-        return jax.tree_util.tree_map_with_path(put, data)
+        said = {"batch_axis": str(batch_axis)}
+        return place(call, data, NamedSharding(mesh, P(mesh_axis)), layout=layout, said=said)
 
     def prefetch_to_device(
         self, data_iterator: Iterable[Any], device: Any = None, buffer_size: int = 2
@@ -85,12 +100,14 @@ class DevicePlacement:
         buffer.
 
         Args:
-            data_iterator: of trees of arrays.
+            data_iterator: of trees of arrays; with a sharding between processes, of each process's
+                shares, as in `DataParallel.shard_batch`.
             device: a device or a sharding; the default device without.
             buffer_size: trees on the device that are not yielded yet, 1 or more.
 
         Raises:
-            ValueError: `buffer_size` is below 1.
+            ValueError: `buffer_size` is below 1. While it is iterated: a leaf can't be split so,
+                the processes' leaves do not fit together, or one's iterator ends before another's.
         """
         if buffer_size < 1:
             raise ValueError(
@@ -128,11 +145,22 @@ class DevicePlacement:
 
 
 def _prefetch(trees: Iterator[Any], target: Any, buffer_size: int) -> Iterator[Any]:
-    buffer: collections.deque[Any] = collections.deque()
-    for tree in itertools.islice(trees, buffer_size):
-        buffer.append(jax.device_put(tree, target))
+    placed = _placed(trees, target)
+    buffer = collections.deque(itertools.islice(placed, buffer_size))
     while buffer:
         yield buffer.popleft()
         # Only now: what was yielded no longer counts.
-        for tree in itertools.islice(trees, 1):
-            buffer.append(jax.device_put(tree, target))
+        buffer.extend(itertools.islice(placed, 1))
+
+
+def _placed(trees: Iterator[Any], target: Any) -> Iterator[Any]:
+    if not isinstance(target, Sharding):
+        for tree in trees:
+            yield jax.device_put(tree, target)
+        return
+    call = "prefetch_to_device"
+    for tree in trees:
+        yield place(call, tree, target, said={"the iterator": "a next tree"})
+    if not target.is_fully_addressable:
+        # Else the processes that have more would wait for this one.
+        compare(call, [], target, is_global=False, said={"the iterator": "ended"})

@@ -1,6 +1,7 @@
 """How a process that sleeps is woken, as in Exchange::Publish and Exchange::Sleep: no lost wake-up.
 
-One process publishes twice, the other sleeps until it has seen both. Each line of the code is a step.
+One process publishes twice, the other sleeps until it has seen both. Each line of the code is a
+step.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ def _publisher(state: State, without: str) -> Iterator[tuple[str, State]]:
     place = state.publisher % 3
     if state.publisher == 6:
         return
-    if "publish, then ask" == without and place < 2:
+    if without == "publish, then ask" and place < 2:
         place = 1 - place
     new = dataclasses.replace(state, publisher=state.publisher + 1)
     if place == 0:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """A rule was broken; the text ends with the steps that lead there."""
 
 
@@ -19,12 +19,12 @@ def explore(
     Args:
         start: the first state.
         steps: the named steps that are possible in a state, and where each leads; a step may raise
-            Violation.
+            ViolationError.
         check: says what is wrong with a state, or None.
         check_end: the same for a state in which no step is possible.
 
     Raises:
-        Violation: a state is wrong.
+        ViolationError: a state is wrong.
     """
     came_from: dict[Any, tuple[Any, str] | None] = {start: None}
     waiting = [start]
@@ -34,9 +34,11 @@ def explore(
             successors = list(steps(state))
             problem = check(state) or (None if successors else check_end(state))
             if problem:
-                raise Violation(problem)
-        except Violation as violation:
-            raise Violation(f"{violation}, after: {', '.join(_path(came_from, state))}") from None
+                raise ViolationError(problem)
+        except ViolationError as violation:
+            raise ViolationError(
+                f"{violation}, after: {', '.join(_path(came_from, state))}"
+            ) from None
         for name, successor in successors:
             if successor not in came_from:
                 came_from[successor] = (state, name)

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from model.explore import Violation
+from model.explore import ViolationError
 
 RULES = (
     "data before flag",  # a step is published after what it leaves
@@ -165,7 +165,9 @@ class Job:
             return
         phase, round_ = self.phase_and_round(process.step)
         if round_ is None:
-            yield from self._own_steps(state, i, dataclasses.replace(process, step=process.step + 1))
+            yield from self._own_steps(
+                state, i, dataclasses.replace(process, step=process.step + 1)
+            )
             return
         if process.at == 0:
             readers = self._reached(state, i, process, self.needs(process.step))
@@ -201,7 +203,7 @@ class Job:
             wanted = (other, process.call, round_)
             name = f"{i} reads {other}'s round {round_}"
             if found != wanted:
-                raise Violation(f"{name} of call {process.call} and finds {found}")
+                raise ViolationError(f"{name} of call {process.call} and finds {found}")
             new = state
         yield name, self._advanced(new, i, process, parts)
 
@@ -294,6 +296,4 @@ def _with(state: State, i: int, **changes: Any) -> State:
 def _with_lane(state: State, i: int, n: int, **changes: Any) -> State:
     lanes = list(state.lanes[i])
     lanes[n] = dataclasses.replace(lanes[n], **changes)
-    return dataclasses.replace(
-        state, lanes=(*state.lanes[:i], tuple(lanes), *state.lanes[i + 1 :])
-    )
+    return dataclasses.replace(state, lanes=(*state.lanes[:i], tuple(lanes), *state.lanes[i + 1 :]))

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from model import bell
-from model.explore import Violation, explore
+from model.explore import ViolationError, explore
 from model.protocol import RULES, Job
 
 NO_FAULTS = [
@@ -43,7 +43,7 @@ def test_each_rule_is_needed(rule: str):
     for job in [*NO_FAULTS, *WITH_FAULTS]:
         try:
             run(dataclasses.replace(job, without=frozenset({rule})))
-        except Violation as violation:
+        except ViolationError as violation:
             broken.append(violation)
     assert broken, f"without the rule {rule!r}, nothing goes wrong: the model does not see it"
 
@@ -54,5 +54,5 @@ def test_no_wake_up_is_lost():
 
 @pytest.mark.parametrize("rule", bell.RULES)
 def test_each_rule_of_the_bell_is_needed(rule: str):
-    with pytest.raises(Violation, match="sleeps for ever"):
+    with pytest.raises(ViolationError, match="sleeps for ever"):
         bell.run(without=rule)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-
 JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parents[2]
 

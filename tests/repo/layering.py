@@ -17,10 +17,11 @@ Edge = tuple[str, str, str]  # file, importing component, imported component
 PYTHON_LAYERS = (
     {"_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers", "_clusters"},
     {
-        *("_native", "_processes", "_segments", "_engine", "_hosts", "_job"),
+        *("_native", "_processes", "_segments", "_board", "_engine", "_hosts", "_job"),
         *("_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"),
     },
     {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher"},
+    {"_agreement"},
     {"_timing", "_chains", "_bench", "_launched"},
     {"parallel"},
     {"nn"},
@@ -42,7 +43,9 @@ CXX_ONLY_IN = {
     r".*intrin\.h|arm_neon\.h": r"csrc/(kernels/\w+_(avx2|avx512|neon)|core/denormals)\.cc",
 }
 # parallel's modules do not know each other, but for the data that they share and the composer.
-PARALLEL_SHARED = {"batches", "partitioned", "pure_model", "schedule", "state", "step", "zero"}
+PARALLEL_SHARED = {
+    *("batches", "partitioned", "pure_model", "schedule", "shares", "state", "step", "zero")
+}
 PARALLEL_COMPOSERS = {"plan", "__init__"}
 
 

@@ -40,7 +40,7 @@ def main() -> None:
         if round_ % 3 == RANK % 3:
             jax.clear_caches()  # this process compiles again, the others don't
         if round_ % 4 == RANK % 4:
-            jax.jit(lambda x: x * round_)(np.float32(RANK))  # a program of its own
+            jax.jit(lambda x, factor=round_: x * factor)(np.float32(RANK))  # a program of its own
             own = jax.sharding.Mesh(np.array(jax.local_devices()), ("d",))
             jax.block_until_ready(
                 jax.jit(

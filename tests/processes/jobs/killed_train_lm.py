@@ -1,4 +1,7 @@
-"""`examples/train_lm.py`, of which rank 1 is killed once: killed_train_lm.py SCRIPT FOLDER OPTIONS."""
+"""`examples/train_lm.py`, of which rank 1 is killed once.
+
+killed_train_lm.py SCRIPT FOLDER OPTIONS...
+"""
 
 import os
 import runpy

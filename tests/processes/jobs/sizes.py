@@ -1,9 +1,8 @@
 """Sizes that break loops: nothing, one, odd, around a window's rounds, several windows."""
 
 import numpy as np
-from world import assert_blocks, mapped, mesh, put, say
-
 from helpers import BY_NAME
+from world import assert_blocks, mapped, mesh, put, say
 
 import jaxcoll
 from jaxcoll import _engine

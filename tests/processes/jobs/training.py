@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from world import put, say
-
 from training import STEPS, batch, reference, start
+from world import put, say
 
 import jaxcoll
 from jaxcoll import (
@@ -52,16 +51,18 @@ def assert_parts(actual: Any, expected: Any, what: str) -> None:
         assert got.shape == want.shape
         for shard in got.addressable_shards:
             np.testing.assert_allclose(
-                shard.data, np.asarray(want)[shard.index], rtol=0, atol=1e-10, err_msg=f"{what} {path}"
+                shard.data,
+                np.asarray(want)[shard.index],
+                rtol=0,
+                atol=1e-10,
+                err_msg=f"{what} {path}",
             )
 
 
 def train(step: Any, state: Any, data: Any, mesh: Any, specs: Any, axes: Any) -> Any:
     """Makes some steps on a global batch; returns the last state and the losses."""
     in_specs = (specs, jax.P(axes))
-    mapped = jax.jit(
-        jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(specs, jax.P()))
-    )
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(specs, jax.P())))
     sharding = jax.NamedSharding(mesh, jax.P(axes))
     data = DataParallel().shard_batch(data, sharding, batch_is_global=True)
     losses = []
@@ -143,9 +144,7 @@ def five_functions() -> None:
         whole = jaxcoll.gather_params(params, "data")
         return jax.tree.map(lambda leaf: leaf[None], whole)
 
-    mapped = jax.jit(
-        jax.shard_map(run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data"))
-    )
+    mapped = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data")))
     sharding = jax.NamedSharding(mesh, jax.P("data"))
     whole = mapped(*DataParallel().shard_batch((x, y), sharding, batch_is_global=True))
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from world import assert_blocks, mapped, mesh, native_calls, put, say
-
 from helpers import DTYPES, EXAMPLES, OPS, Op, blocks, refused
+from world import assert_blocks, mapped, mesh, native_calls, put, say
 
 import jaxcoll
 

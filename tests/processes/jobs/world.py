@@ -42,9 +42,7 @@ def mapped(f: Callable[..., Any], over: Mesh) -> Callable[..., Any]:
         results = f(*jax.tree.map(lambda stacked: stacked[0], blocks))
         return jax.tree.map(lambda result: jnp.asarray(result)[None], results)
 
-    return jax.jit(
-        jax.shard_map(body, mesh=over, in_specs=spec, out_specs=spec, check_vma=False)
-    )
+    return jax.jit(jax.shard_map(body, mesh=over, in_specs=spec, out_specs=spec, check_vma=False))
 
 
 def assert_blocks(actual: jax.Array, expected: np.ndarray, what: str) -> None:
