@@ -1,5 +1,6 @@
 """The native engine of jaxcoll. Private: use jaxcoll's own functions."""
 
+from collections.abc import Sequence
 
 
 def targets() -> dict[str, dict[str, object]]:
@@ -18,6 +19,25 @@ def describe_site(site: int, text: str) -> None:
 
 def set_timeout(seconds: float | None) -> None:
     """How long a rank may wait for the others; None waits for ever."""
+
+def segment_bytes(num_seats: int, num_lanes: int, window_bytes: int) -> int:
+    """How much memory a segment of these measures takes."""
+
+def format_segment(memory: int, num_seats: int, num_lanes: int, window_bytes: int, nonce: int) -> None:
+    """
+    Makes the empty file behind a descriptor the shared memory of a job's processes on this host. RuntimeError: there is not as much.
+    """
+
+def attach(memory: int, nonce: int, processes: Sequence[int], process: int) -> None:
+    """
+    Joins the segment behind a file descriptor as `process`, one of `processes`.
+    """
+
+def job_failure() -> str | None:
+    """Why calls between processes fail until all attach anew, or None."""
+
+def leave() -> None:
+    """Tells the other processes that this one is about to exit."""
 
 def num_calls() -> int:
     """Native calls begun so far, over all devices."""
