@@ -16,7 +16,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-fallback test-all bench bench-processes lint format ctest wheel release-test docs env build stubs signatures clean
+.PHONY: help demo test test-processes test-fallback test-all bench bench-processes lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -27,7 +27,10 @@ demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 mi
 
 test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (under 10 minutes)
 	$(PYTEST) $(ARGS)
-	JAXCOLL_BACKEND=lax $(PYTEST) --ignore tests/repo --ignore tests/examples --ignore tests/seeds $(ARGS)
+	JAXCOLL_BACKEND=lax $(PYTEST) $(addprefix --ignore tests/,repo examples seeds docs model processes) $(ARGS)
+
+test-processes: $(VENV)/.dev$(JAX)  ## all tests of several processes, whole products (8 minutes)
+	$(BIN)/pytest tests/processes --full $(ARGS)
 
 # Not editable: the wheel without the extension, as it is installed where there is no compiler.
 test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native extension

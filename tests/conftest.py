@@ -1,8 +1,9 @@
 """Eight simulated devices for every test of this process, and the choice of cases.
 
 `@pytest.mark.product(op=OPS, size=SIZES)` runs a test on enough cases that every pair of values
-occurs, where the path, native or lax, is one more factor: on the native path all pairs of the
-others, on lax each value. With `--full`, both run the whole product.
+occurs, where the path, native or lax, and the version of JAX are two more factors: natively on one
+JAX all pairs of the others, on lax and with `--each-value` on another JAX each value. With `--full`,
+all run the whole product.
 """
 
 import itertools as it
@@ -21,6 +22,9 @@ TESTS = pathlib.Path(__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run whole products of cases")
+    parser.addoption(
+        "--each-value", action="store_true", help="run each value of a product, not each pair"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,8 +51,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names, factors = list(marker.kwargs), [list(values) for values in marker.kwargs.values()]
     if metafunc.config.option.full:
         cases = list(it.product(*factors))
+    elif metafunc.config.option.each_value or not auto_is_native():
+        cases = each_value(*factors)
     else:
-        cases = pairwise(*factors) if auto_is_native() else each_value(*factors)
+        cases = pairwise(*factors)
     ids = ["-".join(map(_id, names, case)) for case in cases]
     metafunc.parametrize(names, cases if len(names) > 1 else [case[0] for case in cases], ids=ids)
 
