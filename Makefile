@@ -27,7 +27,7 @@ demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 mi
 
 test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (under 10 minutes)
 	$(PYTEST) $(ARGS)
-	JAXCOLL_BACKEND=lax $(PYTEST) $(addprefix --ignore tests/,repo examples seeds docs model processes) $(ARGS)
+	JAXCOLL_BACKEND=lax $(PYTEST) $(addprefix --ignore tests/,repo examples seeds docs model parallel processes) $(ARGS)
 
 test-processes: $(VENV)/.dev$(JAX)  ## all tests of several processes, whole products (8 minutes)
 	$(BIN)/pytest tests/processes --full $(ARGS)

@@ -127,6 +127,10 @@ std::optional<std::string> JobFailure() {
   return session->segment().failure();
 }
 
+bool Probe() { return Job::Get().session()->Probe(); }
+
+void LetPeersBeRead(bool allowed) { Job::Get().session()->LetPeersBeRead(allowed); }
+
 void Leave() {
   if (const std::shared_ptr<Session> session = Job::Get().session(); session != nullptr) {
     session->Leave();
@@ -158,6 +162,10 @@ NB_MODULE(_core, m) {
         "Joins the segment behind a file descriptor as `process`, one of `processes`.");
   m.def("job_failure", &JobFailure,
         "Why calls between processes fail until all attach anew, or None.");
+  m.def("can_read_peers", &Probe,
+        "Whether this process may read the memory of the others; when all have attached.");
+  m.def("let_peers_be_read", &LetPeersBeRead, nb::arg("allowed"),
+        "Has large copies be read from where they lie; the same on all processes.");
   m.def("leave", &Leave, "Tells the other processes that this one is about to exit.");
   m.def(
       "num_calls", [] { return Recorder::Get().num_calls(); },

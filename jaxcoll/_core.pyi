@@ -36,6 +36,16 @@ def attach(memory: int, nonce: int, processes: Sequence[int], process: int) -> N
 def job_failure() -> str | None:
     """Why calls between processes fail until all attach anew, or None."""
 
+def can_read_peers() -> bool:
+    """
+    Whether this process may read the memory of the others; when all have attached.
+    """
+
+def let_peers_be_read(allowed: bool) -> None:
+    """
+    Has large copies be read from where they lie; the same on all processes.
+    """
+
 def leave() -> None:
     """Tells the other processes that this one is about to exit."""
 

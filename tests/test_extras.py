@@ -12,8 +12,8 @@ import jaxcoll.models
 WITHOUT_FLAX = {
     *("CollectiveError", "DeviceMeshManager", "DevicePlacement", "Info", "NativeUnavailableError"),
     *("Report", "accelerate_lax", "all_gather", "all_reduce", "all_to_all"),
-    *("broadcast", "config", "explain", "info", "make_mesh", "models", "ppermute"),
-    *("reduce_scatter", "simulate_cpu_devices", "using"),
+    *("broadcast", "config", "explain", "info", "initialize", "make_mesh", "models", "ppermute"),
+    *("reduce_scatter", "reset", "simulate_cpu_devices", "using"),
 }
 
 # Imports as if these were not installed.

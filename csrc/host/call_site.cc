@@ -154,7 +154,9 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       const CallNames& names = *this;
       exchange = std::make_unique<Exchange>(
           *placement.job, *session, GroupId(placement.devices[g]), id_, *membership,
-          work_->MakeRoute(*membership, session->segment().shape().window_bytes), names);
+          work_->MakeRoute(*membership, {.window_bytes = session->segment().shape().window_bytes,
+                                         .can_read_peers = session->can_read_peers()}),
+          names);
     }
     meetings_.push_back(std::make_unique<Meeting>(*this, num_here, std::move(exchange)));
   }

@@ -39,10 +39,10 @@ std::size_t ExchangeRoute::At(std::size_t round, std::size_t target, std::size_t
          ((one_for_all_ ? 0 : target) * members_.most_ranks() + position) * piece_bytes_;
 }
 
-void ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
-                        std::byte* const* windows) const {
+bool ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
+                        const Processes& processes) const {
   if (round >= slabs_.num_pieces()) {
-    return;
+    return true;
   }
   const Slabs::Piece piece = slabs_.piece(round);
   const BlockSide from{.row = layout_.from_row, .column = layout_.from_column};
@@ -62,10 +62,11 @@ void ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& loc
       left = true;
       for (std::size_t j = 0; j < local.num_ranks; ++j) {
         CopyBlock(piece, layout_.columns, operand(j) + target * layout_.from_block, from,
-                  windows[members_.mine()] + At(round, target, j) - skipped, packed, nullptr);
+                  processes.windows[members_.mine()] + At(round, target, j) - skipped, packed,
+                  nullptr);
       }
     }
-    return;
+    return true;
   }
   for (const std::size_t target : members_.my_ranks()) {
     std::byte* const result =
@@ -77,11 +78,12 @@ void ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& loc
                   result + source * layout_.to_block, to, nullptr);
       } else {
         CopyBlock(piece, layout_.columns,
-                  windows[members_.process_of(source)] + At(round, target, j) - skipped, packed,
-                  result + source * layout_.to_block, to, nullptr);
+                  processes.windows[members_.process_of(source)] + At(round, target, j) - skipped,
+                  packed, result + source * layout_.to_block, to, nullptr);
       }
     }
   }
+  return true;
 }
 
 // ---- ppermute and broadcast
@@ -111,17 +113,17 @@ std::size_t PermuteRoute::At(std::size_t round, std::size_t position) const {
   return (round % 2) * half_bytes_ + position * piece_bytes_;
 }
 
-void PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
-                       std::byte* const* windows) const {
+bool PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
+                       const Processes& processes) const {
   if (round >= slabs_.num_pieces()) {
-    return;
+    return true;
   }
   const Slabs::Piece piece = slabs_.piece(round);
   for (const std::size_t rank : members_.my_ranks()) {
     const std::size_t j = members_.position(rank);
     if (phase == 0) {
       if (is_wanted_[rank]) {
-        std::memcpy(windows[members_.mine()] + At(round, j),
+        std::memcpy(processes.windows[members_.mine()] + At(round, j),
                     static_cast<const std::byte*>(local.operands[j]) + piece.begin, piece.length);
       }
       continue;
@@ -135,11 +137,12 @@ void PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& loca
     const std::size_t k = members_.position(source);
     const std::byte* const from =
         members_.is_mine(source) ? static_cast<const std::byte*>(local.operands[k]) + piece.begin
-                                 : windows[members_.process_of(source)] + At(round, k);
+                                 : processes.windows[members_.process_of(source)] + At(round, k);
     if (from != to) {
       std::memcpy(to, from, piece.length);
     }
   }
+  return true;
 }
 
 }  // namespace jaxcoll

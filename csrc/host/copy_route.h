@@ -19,8 +19,8 @@ class ExchangeRoute final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override;
-  void Run(std::size_t phase, std::size_t round, const Buffers& local,
-           std::byte* const* windows) const override;
+  [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
+                         const Processes& processes) const override;
 
  private:
   [[nodiscard]] std::size_t At(std::size_t round, std::size_t target, std::size_t position) const;
@@ -41,8 +41,8 @@ class PermuteRoute final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override;
-  void Run(std::size_t phase, std::size_t round, const Buffers& local,
-           std::byte* const* windows) const override;
+  [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
+                         const Processes& processes) const override;
 
  private:
   [[nodiscard]] std::size_t At(std::size_t round, std::size_t position) const;

@@ -6,6 +6,7 @@
 #include <utility>    // std::move
 
 #include "host/copy_route.h"
+#include "host/direct_route.h"
 
 namespace jaxcoll {
 namespace {
@@ -102,8 +103,12 @@ void ExchangeWork::Run(std::size_t chunk, const Buffers& buffers) const {
 }
 
 std::unique_ptr<const Route> ExchangeWork::MakeRoute(const Membership& members,
-                                                     std::size_t window_bytes) const {
-  return std::make_unique<ExchangeRoute>(layout_, members, window_bytes);
+                                                     const RouteOptions& options) const {
+  if (options.can_read_peers &&
+      IsDirectFaster(layout_.rows * layout_.columns * layout_.bytes, layout_.bytes)) {
+    return std::make_unique<DirectExchange>(layout_, members);
+  }
+  return std::make_unique<ExchangeRoute>(layout_, members, options.window_bytes);
 }
 
 PermuteWork::PermuteWork(std::vector<std::size_t> source_of, std::size_t bytes)
@@ -132,8 +137,11 @@ void PermuteWork::Run(std::size_t chunk, const Buffers& buffers) const {
 }
 
 std::unique_ptr<const Route> PermuteWork::MakeRoute(const Membership& members,
-                                                    std::size_t window_bytes) const {
-  return std::make_unique<PermuteRoute>(source_of_, bytes_, members, window_bytes);
+                                                    const RouteOptions& options) const {
+  if (options.can_read_peers && IsDirectFaster(bytes_, bytes_)) {
+    return std::make_unique<DirectPermute>(source_of_, bytes_, members);
+  }
+  return std::make_unique<PermuteRoute>(source_of_, bytes_, members, options.window_bytes);
 }
 
 }  // namespace jaxcoll

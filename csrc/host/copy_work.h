@@ -48,7 +48,7 @@ class ExchangeWork final : public Work {
   [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
   void Run(std::size_t chunk, const Buffers& buffers) const override;
   [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
-                                                       std::size_t window_bytes) const override;
+                                                       const RouteOptions& options) const override;
 
  private:
   ExchangeLayout layout_;
@@ -73,7 +73,7 @@ class PermuteWork final : public Work {
   [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
   void Run(std::size_t chunk, const Buffers& buffers) const override;
   [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
-                                                       std::size_t window_bytes) const override;
+                                                       const RouteOptions& options) const override;
 
  private:
   std::vector<std::size_t> source_of_;

@@ -75,7 +75,9 @@ Exchange::Exchange(Job& job, const Session& session, std::uint64_t group, std::u
       steps_(route_->num_phases(), route_->num_rounds()),
       window_bytes_(session.segment().shape().window_bytes),
       processes_(session.processes()),
-      windows_(members.num_processes()) {
+      can_read_peers_(session.can_read_peers()),
+      windows_(members.num_processes()),
+      pids_(members.num_processes()) {
   for (std::size_t process = 0; process < members.num_processes(); ++process) {
     if (process != members.mine()) {
       peers_.push_back({.seat = members.seat(process)});
@@ -96,7 +98,8 @@ void Exchange::Prepare() {
     session_ = job_.session();
     occurrences_ = &session_->Occurrences(group_, site_);
     fits_ = session_->segment().shape().window_bytes == window_bytes_ &&
-            session_->processes() == processes_ && steps_.count() <= Lane::kMaxProgress;
+            session_->processes() == processes_ && session_->can_read_peers() == can_read_peers_ &&
+            steps_.count() <= Lane::kMaxProgress;
   }
 }
 
@@ -227,13 +230,21 @@ bool Exchange::Advance() {
       for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {
         if (process != members_.mine()) {
           windows_[process] = session_->segment().window(peers_[i].seat, peers_[i].last_lane);
+          pids_[process] =
+              session_->segment().seat(peers_[i].seat).pid.load(std::memory_order_relaxed);
           ++i;
         }
       }
     }
-    route_->Run(phase, steps_.round(step_), local_, windows_.data());
+    if (!route_->Run(phase, steps_.round(step_), local_, {windows_.data(), pids_.data()})) {
+      session_->segment().Fail(names_.Text() + ": another process's memory can't be read any more");
+      return false;
+    }
     ++step_;
     Publish(step_ == steps_.count());
+  }
+  if (session_->segment().failed()) {
+    return false;  // what was read in another process may be something else by now
   }
   Seat& seat = session_->segment().seat(session_->seat());
   seat.last_site.store(site_, std::memory_order_relaxed);

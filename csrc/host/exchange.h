@@ -134,6 +134,7 @@ class Exchange {
   const Steps steps_;
   const std::size_t window_bytes_;
   const std::vector<std::int64_t> processes_;  // by seat
+  const bool can_read_peers_;
 
   // Of the call in progress.
   Buffers local_{};
@@ -145,6 +146,7 @@ class Exchange {
   std::size_t needed_ = 0;  // by the step that waits
   std::vector<Peer> peers_;
   std::vector<std::byte*> windows_;  // by process
+  std::vector<std::int64_t> pids_;
   Session::Readers readers_;
 };
 

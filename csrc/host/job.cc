@@ -9,6 +9,7 @@
 #include <utility>    // std::move
 
 #include "core/clock.h"
+#include "host/peer_memory.h"
 #include "host/watchdog.h"
 
 namespace jaxcoll {
@@ -61,6 +62,8 @@ Status Session::Begin(std::shared_ptr<const Segment> segment, std::vector<std::i
   std::int64_t start_ticks = 0;
   ProcessStat(getpid(), state, start_ticks);
   sat.start_ticks.store(start_ticks, std::memory_order_relaxed);
+  made->probe_ = made->segment_->nonce();
+  sat.probe.store(reinterpret_cast<std::uintptr_t>(&made->probe_), std::memory_order_relaxed);
   sat.pid.store(getpid(), std::memory_order_release);
   session = std::move(made);
   return {};
@@ -124,6 +127,20 @@ void Session::LeaveLane(int lane, std::uint64_t end_word, const Readers& readers
   left.lane = lane;
   left.end_word = end_word;
   left.readers.assign(readers.begin(), readers.end());
+}
+
+bool Session::Probe() const {
+  for (std::size_t i = 0; i < segment_->shape().num_seats; ++i) {
+    const Seat& other = segment_->seat(i);
+    std::uint64_t found = 0;
+    const PeerRows rows{.rows = 1, .bytes = sizeof(found), .from_step = 0, .to_step = 0};
+    if (!ReadPeer(other.pid.load(std::memory_order_acquire), reinterpret_cast<std::byte*>(&found),
+                  reinterpret_cast<const std::byte*>(other.probe.load()), rows) ||
+        found != segment_->nonce()) {
+      return false;
+    }
+  }
+  return true;
 }
 
 Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {

@@ -54,6 +54,13 @@ class Session {
   /// `readers` may still read.
   void LeaveLane(int lane, std::uint64_t end_word, const Readers& readers);
 
+  /// Whether this process may read the memory of all others (host/peer_memory.h): asks for the
+  /// nonce that stands in each.
+  [[nodiscard]] bool Probe() const;
+  /// What all processes have agreed on after that, before the first call.
+  void LetPeersBeRead(bool allowed) { can_read_peers_ = allowed; }
+  [[nodiscard]] bool can_read_peers() const { return can_read_peers_; }
+
   /// Asks the system about another process.
   [[nodiscard]] Whereabouts WhereIs(std::size_t seat, std::int64_t now_ns) const;
 
@@ -75,6 +82,8 @@ class Session {
   std::size_t seat_ = 0;
   std::vector<std::int64_t> processes_;
   bool is_crowded_ = false;
+  bool can_read_peers_ = false;
+  std::uint64_t probe_ = 0;  // what others find here
 
   std::mutex occurrences_mutex_;
   std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::atomic<std::uint64_t>>>

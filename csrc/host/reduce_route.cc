@@ -80,31 +80,32 @@ OneShotAllReduce::OneShotAllReduce(std::vector<ReducedLeaf> leaves, const Member
       rank_bytes_(PackedTree::PackedBytes(leaves_)),
       tree_(leaves_, rank_bytes_) {}
 
-void OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffers& local,
-                           std::byte* const* windows) const {
+bool OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffers& local,
+                           const Processes& processes) const {
   const std::size_t num_pieces = tree_.num_chunks() == 0 ? 0 : tree_.end(0);
   if (phase == 0) {
     for (std::size_t j = 0; j < local.num_ranks; ++j) {
-      std::byte* const mine = windows[members_.mine()] + j * rank_bytes_;
+      std::byte* const mine = processes.windows[members_.mine()] + j * rank_bytes_;
       for (std::size_t i = 0; i < num_pieces; ++i) {
         const PackedPiece& piece = tree_.piece(i);
         std::memcpy(mine + piece.at, Operand(local, piece.leaf, j), piece.bytes);
       }
     }
-    return;
+    return true;
   }
   std::array<const void*, kMaxRanks> sources;
   for (std::size_t i = 0; i < num_pieces; ++i) {
     const PackedPiece& piece = tree_.piece(i);
     for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
       sources[r] = members_.is_mine(r) ? Operand(local, piece.leaf, members_.position(r))
-                                       : windows[members_.process_of(r)] +
+                                       : processes.windows[members_.process_of(r)] +
                                              members_.position(r) * rank_bytes_ + piece.at;
     }
     leaves_[piece.leaf].reduce(sources.data(), members_.num_ranks(),
                                local.results + piece.leaf * local.num_ranks, local.num_ranks,
                                piece.count);
   }
+  return true;
 }
 
 // A half window: for each owner, each of this process's ranks' chunk; then the reduced chunk.
@@ -131,8 +132,8 @@ std::byte* ChunkedAllReduce::Reduced(std::byte* window, std::size_t round) const
   return Staged(window, round, members_.num_processes(), 0);
 }
 
-void ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& local,
-                           std::byte* const* windows) const {
+bool ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& local,
+                           const Processes& processes) const {
   const std::size_t mine = members_.mine();
   for (std::size_t owner = 0; owner < members_.num_processes(); ++owner) {
     const std::size_t chunk = round * members_.num_processes() + owner;
@@ -143,7 +144,7 @@ void ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& 
       const PackedPiece& piece = tree_.piece(i);
       if (phase == 0) {
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
-          std::memcpy(Staged(windows[mine], round, owner, j) + piece.at,
+          std::memcpy(Staged(processes.windows[mine], round, owner, j) + piece.at,
                       Operand(local, piece.leaf, j) + piece.begin, piece.bytes);
         }
       } else if (phase == 1) {
@@ -151,24 +152,26 @@ void ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& 
         std::array<void*, kMaxRanks + 1> targets;
         for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
           const std::size_t j = members_.position(r);
-          sources[r] = members_.is_mine(r)
-                           ? Operand(local, piece.leaf, j) + piece.begin
-                           : Staged(windows[members_.process_of(r)], round, mine, j) + piece.at;
+          sources[r] =
+              members_.is_mine(r)
+                  ? Operand(local, piece.leaf, j) + piece.begin
+                  : Staged(processes.windows[members_.process_of(r)], round, mine, j) + piece.at;
         }
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
           targets[j] = Result(local, piece.leaf, j) + piece.begin;
         }
-        targets[local.num_ranks] = Reduced(windows[mine], round) + piece.at;
+        targets[local.num_ranks] = Reduced(processes.windows[mine], round) + piece.at;
         leaves_[piece.leaf].reduce(sources.data(), members_.num_ranks(), targets.data(),
                                    local.num_ranks + 1, piece.count);
       } else {
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
           std::memcpy(Result(local, piece.leaf, j) + piece.begin,
-                      Reduced(windows[owner], round) + piece.at, piece.bytes);
+                      Reduced(processes.windows[owner], round) + piece.at, piece.bytes);
         }
       }
     }
   }
+  return true;
 }
 
 std::unique_ptr<const Route> MakeAllReduceRoute(std::vector<ReducedLeaf> leaves,
@@ -212,10 +215,10 @@ std::size_t ReduceScatterRoute::At(std::size_t round, std::size_t target,
   return (round % 2) * half_bytes_ + (target * members_.most_ranks() + position) * piece_bytes_;
 }
 
-void ReduceScatterRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
-                             std::byte* const* windows) const {
+bool ReduceScatterRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
+                             const Processes& processes) const {
   if (round >= slabs_.num_pieces()) {
-    return;
+    return true;
   }
   const Slabs::Piece piece = slabs_.piece(round);
   const std::size_t row_bytes = piece.length * element_bytes_;
@@ -227,7 +230,7 @@ void ReduceScatterRoute::Run(std::size_t phase, std::size_t round, const Buffers
       const std::size_t from = From(piece, row, target) * element_bytes_;
       if (phase == 0) {
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
-          std::memcpy(windows[members_.mine()] + At(round, target, j) + row * row_bytes,
+          std::memcpy(processes.windows[members_.mine()] + At(round, target, j) + row * row_bytes,
                       Operand(local, 0, j) + from, row_bytes);
         }
         continue;
@@ -235,15 +238,16 @@ void ReduceScatterRoute::Run(std::size_t phase, std::size_t round, const Buffers
       std::array<const void*, kMaxRanks> sources;
       for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
         const std::size_t j = members_.position(r);
-        sources[r] = members_.is_mine(r)
-                         ? Operand(local, 0, j) + from
-                         : windows[members_.process_of(r)] + At(round, target, j) + row * row_bytes;
+        sources[r] = members_.is_mine(r) ? Operand(local, 0, j) + from
+                                         : processes.windows[members_.process_of(r)] +
+                                               At(round, target, j) + row * row_bytes;
       }
       void* to = Result(local, 0, members_.position(target)) +
                  ((piece.row + row) * inner_ + piece.begin) * element_bytes_;
       reduce_(sources.data(), members_.num_ranks(), &to, 1, piece.length);
     }
   }
+  return true;
 }
 
 }  // namespace jaxcoll

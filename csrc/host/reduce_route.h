@@ -57,8 +57,8 @@ class OneShotAllReduce final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override { return 1; }
-  void Run(std::size_t phase, std::size_t round, const Buffers& local,
-           std::byte* const* windows) const override;
+  [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
+                         const Processes& processes) const override;
 
  private:
   std::vector<ReducedLeaf> leaves_;
@@ -77,8 +77,8 @@ class ChunkedAllReduce final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 3; }
   [[nodiscard]] std::size_t num_rounds() const override;
-  void Run(std::size_t phase, std::size_t round, const Buffers& local,
-           std::byte* const* windows) const override;
+  [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
+                         const Processes& processes) const override;
 
  private:
   [[nodiscard]] std::byte* Staged(std::byte* window, std::size_t round, std::size_t owner,
@@ -105,8 +105,8 @@ class ReduceScatterRoute final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override;
-  void Run(std::size_t phase, std::size_t round, const Buffers& local,
-           std::byte* const* windows) const override;
+  [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
+                         const Processes& processes) const override;
 
  private:
   /// Where the operand of `target`'s slab begins in row `row`, in elements.

@@ -67,8 +67,8 @@ void AllReduceWork::Run(std::size_t chunk, const Buffers& buffers) const {
 }
 
 std::unique_ptr<const Route> AllReduceWork::MakeRoute(const Membership& members,
-                                                      std::size_t window_bytes) const {
-  return MakeAllReduceRoute(leaves_, members, window_bytes);
+                                                      const RouteOptions& options) const {
+  return MakeAllReduceRoute(leaves_, members, options.window_bytes);
 }
 
 ReduceScatterWork::ReduceScatterWork(DType dtype, ReduceFn reduce, std::size_t outer,
@@ -112,9 +112,9 @@ void ReduceScatterWork::Run(std::size_t chunk, const Buffers& buffers) const {
 }
 
 std::unique_ptr<const Route> ReduceScatterWork::MakeRoute(const Membership& members,
-                                                          std::size_t window_bytes) const {
+                                                          const RouteOptions& options) const {
   return std::make_unique<ReduceScatterRoute>(element_bytes_, reduce_, outer_, inner_, members,
-                                              window_bytes);
+                                              options.window_bytes);
 }
 
 }  // namespace jaxcoll

@@ -31,7 +31,7 @@ class AllReduceWork final : public Work {
   [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
   void Run(std::size_t chunk, const Buffers& buffers) const override;
   [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
-                                                       std::size_t window_bytes) const override;
+                                                       const RouteOptions& options) const override;
 
  private:
   struct Piece {
@@ -61,7 +61,7 @@ class ReduceScatterWork final : public Work {
   [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
   void Run(std::size_t chunk, const Buffers& buffers) const override;
   [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
-                                                       std::size_t window_bytes) const override;
+                                                       const RouteOptions& options) const override;
 
  private:
   ReduceFn reduce_;

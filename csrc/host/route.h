@@ -3,6 +3,7 @@
 
 #include <algorithm>  // std::max
 #include <cstddef>    // std::byte, std::size_t
+#include <cstdint>    // std::int64_t
 #include <utility>    // std::move
 #include <vector>     // std::vector
 
@@ -65,6 +66,18 @@ inline std::size_t MinWindowBytes(const Membership& members) {
   return 2 * 64 * (members.num_ranks() + 1) * members.most_ranks();
 }
 
+/// The processes of a group, in their order.
+struct Processes {
+  std::byte* const* windows;
+  const std::int64_t* pids;  ///< for reading their memory
+};
+
+/// What a route may use.
+struct RouteOptions {
+  std::size_t window_bytes = 0;
+  bool can_read_peers = false;  ///< processes may read each other's memory (peer_memory.h)
+};
+
 /// A collective in rounds of bounded size, each in phases. In a phase a process reads what the
 /// others left in their windows in the phase before, and leaves something in its own: the first
 /// phase only writes, the last one only reads. A window holds two rounds, the even ones in its
@@ -81,9 +94,10 @@ class Route {
 
   [[nodiscard]] virtual std::size_t num_phases() const = 0;  ///< at least 2
   [[nodiscard]] virtual std::size_t num_rounds() const = 0;  ///< at least 1
-  /// `local` has the buffers of this process's ranks, `windows` each process's window.
-  virtual void Run(std::size_t phase, std::size_t round, const Buffers& local,
-                   std::byte* const* windows) const = 0;
+  /// `local` has the buffers of this process's ranks. False: another process's memory can't be
+  /// read.
+  [[nodiscard]] virtual bool Run(std::size_t phase, std::size_t round, const Buffers& local,
+                                 const Processes& processes) const = 0;
 };
 
 }  // namespace jaxcoll

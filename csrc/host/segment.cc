@@ -122,6 +122,8 @@ Status Segment::Map(int memory, std::uint64_t nonce) {
   return {};
 }
 
+std::uint64_t Segment::nonce() const { return header_->nonce; }
+
 Segment::~Segment() {
   if (base_ != nullptr) {
     munmap(base_, shape_.bytes());

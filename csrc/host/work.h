@@ -8,6 +8,7 @@ namespace jaxcoll {
 
 class Membership;
 class Route;
+struct RouteOptions;
 
 /// All ranks' buffers of one meeting. Leaf-major: leaf i of rank r is at [i * num_ranks + r].
 struct Buffers {
@@ -39,9 +40,9 @@ class Work {
   virtual void Run(std::size_t chunk, const Buffers& buffers) const = 0;
 
   /// The same for a group whose ranks are in several processes. `members` outlives the route;
-  /// windows hold at least MinWindowBytes(members).
-  [[nodiscard]] virtual std::unique_ptr<const Route> MakeRoute(const Membership& members,
-                                                               std::size_t window_bytes) const = 0;
+  /// windows hold at least MinWindowBytes(members). The same route on all processes.
+  [[nodiscard]] virtual std::unique_ptr<const Route> MakeRoute(
+      const Membership& members, const RouteOptions& options) const = 0;
 };
 
 /// Upper bound on num_ranks of one group: sizes the pointer arrays that chunks keep on the stack.

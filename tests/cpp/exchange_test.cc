@@ -265,6 +265,30 @@ void CheckOps(Context& context, bool reduces) {
   }
 }
 
+/// Large enough to be read where they lie.
+void CopiesReadInPlace(Context& context) {
+  for (const Layout& layout : Layouts()) {
+    Host host(layout.num_processes, {.num_lanes = 3, .window_bytes = 4096, .can_read_peers = true});
+    const std::size_t p = layout.process_of.size();
+    std::vector<std::size_t> holes(p, PermuteWork::kNone);
+    for (std::size_t r = 1; r < p; r += 2) {
+      holes[r] = p - 1 - r;
+    }
+    constexpr std::size_t kBytes = 600'001;
+    const std::vector<Op> ops = {AllGatherOp(1, p, kBytes),
+                                 AllGatherOp(5, p, kBytes / 5),
+                                 AllGatherOp(60, p, 20'000),
+                                 AllToAllOp(p, 3, 2, 1, 10, 10'000, true),
+                                 AllToAllOp(p, 1, 4, 2, 9, 10'000, false),
+                                 PermuteOp(holes, kBytes),
+                                 BroadcastOp(p, p - 1, kBytes),
+                                 BroadcastOp(p, 0, kBytes)};
+    for (std::size_t i = 0; i < ops.size(); i += 2) {
+      CheckInTurn(context, host, layout, ops[i], ops[i + 1]);
+    }
+  }
+}
+
 void Reductions(Context& context) { CheckOps(context, /*reduces=*/true); }
 void Copies(Context& context) { CheckOps(context, /*reduces=*/false); }
 
@@ -276,6 +300,7 @@ int main(int argc, char** argv) {
   return RunTests({{"EveryStepHasItsTurn", EveryStepHasItsTurn},
                    {"NoStepReadsOrWritesTooEarly", NoStepReadsOrWritesTooEarly},
                    {"Reductions", Reductions},
-                   {"Copies", Copies}},
+                   {"Copies", Copies},
+                   {"CopiesReadInPlace", CopiesReadInPlace}},
                   argc, argv);
 }

@@ -200,19 +200,19 @@ class SlowRoute final : public Route {
   SlowRoute(const SlowSteps& slow, const Membership& members) : slow_(slow), members_(members) {}
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override { return slow_.num_rounds; }
-  void Run(std::size_t phase, std::size_t round, const Buffers& local,
-           std::byte* const* windows) const override {
+  [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
+                         const Processes& processes) const override {
     std::uint64_t call = 0;
     std::memcpy(&call, local.operands[0], sizeof(call));
     const std::size_t at = round % 2 * sizeof(call);
     if (phase == 0) {
-      std::memcpy(windows[members_.mine()] + at, &call, sizeof(call));
-      return;
+      std::memcpy(processes.windows[members_.mine()] + at, &call, sizeof(call));
+      return true;
     }
     for (int i = 0; i < 2; ++i) {
       for (std::size_t process = 0; process < members_.num_processes(); ++process) {
         std::uint64_t seen = 0;
-        std::memcpy(&seen, windows[process] + at, sizeof(seen));
+        std::memcpy(&seen, processes.windows[process] + at, sizeof(seen));
         Check(seen == call, [&] {
           return "call " + std::to_string(call) + " reads what call " + std::to_string(seen) +
                  " left";
@@ -221,6 +221,7 @@ class SlowRoute final : public Route {
       SleepMs(members_.mine() == 1 && round == 0 ? slow_.read_ms(call) : 0);
     }
     std::memcpy(local.results[0], &call, sizeof(call));
+    return true;
   }
 
  private:
@@ -239,7 +240,7 @@ class SlowWork final : public Work {
   [[nodiscard]] std::size_t bytes_moved(std::size_t) const override { return 8; }
   void Run(std::size_t, const Buffers&) const override {}
   [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
-                                                       std::size_t) const override {
+                                                       const RouteOptions&) const override {
     return std::make_unique<SlowRoute>(slow_, members);
   }
 

@@ -47,6 +47,7 @@ inline Status CreateSegment(const SegmentShape& shape, std::uint64_t nonce, int&
 struct Measures {
   std::size_t num_lanes = 8;
   std::size_t window_bytes = 64 * 1024;
+  bool can_read_peers = false;
 };
 
 /// The processes of a host, attached to one segment.
@@ -103,6 +104,7 @@ class Host {
     const Status status = Session::Begin(
         segment_, Seats(), kFirstProcess + static_cast<std::int64_t>(process), session);
     Check(status.ok(), status.message);
+    session->LetPeersBeRead(measures_.can_read_peers);
     jobs_[process]->Attach(std::move(session));
   }
 

@@ -319,7 +319,7 @@ class StampWork final : public Work {
   [[nodiscard]] std::size_t bytes_moved(std::size_t) const override { return bytes_; }
 
   [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership&,
-                                                       std::size_t) const override {
+                                                       const RouteOptions&) const override {
     return nullptr;  // its ranks are in one process
   }
 

@@ -41,8 +41,12 @@ def run(name: str, folder: pathlib.Path) -> tuple[int, str]:
     return done.returncode, done.stdout.replace(f"{EXAMPLES}{os.sep}", "")
 
 
+# Those that train: without the extension they always run, below, and every layer has its tests.
+DIGITS = [pytest.param(n, marks=pytest.mark.full) if "_digits_" in n else n for n in NUMBERED]
+
+
 @pytest.mark.skipif(native_missing() is not None, reason="the list shows the native path")
-@pytest.mark.parametrize("name", NUMBERED)
+@pytest.mark.parametrize("name", DIGITS)
 def test_it_prints_what_the_list_shows(name: str, tmp_path: pathlib.Path):
     code, said = run(name, tmp_path)
     assert code == 0, said

@@ -18,7 +18,6 @@ WITH_FAULTS = [
     Job(processes=3, calls=2, faults=1, kinds=frozenset({"crash"})),
     Job(processes=2, calls=3, faults=1, kinds=frozenset({"stop", "deadline"})),
     Job(processes=3, calls=2, faults=1, kinds=frozenset({"stop", "deadline"})),
-    Job(processes=2, calls=3, faults=2, kinds=frozenset({"crash", "stop", "deadline"})),
     Job(processes=2, calls=2, rounds=3, faults=1, kinds=frozenset({"crash", "stop", "deadline"})),
 ]
 
@@ -45,6 +44,7 @@ def test_each_rule_is_needed(rule: str):
             run(dataclasses.replace(job, without=frozenset({rule})))
         except ViolationError as violation:
             broken.append(violation)
+            break
     assert broken, f"without the rule {rule!r}, nothing goes wrong: the model does not see it"
 
 

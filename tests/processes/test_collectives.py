@@ -32,15 +32,16 @@ def test_every_op_has_numpys_values(processes: int, devices: int):
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), LAYOUTS[1:])
+@pytest.mark.parametrize(("processes", "devices"), _layouts(2)[1:])
 def test_one_op_of_each_kind(processes: int, devices: int):
     lines = run_job("values.py", "some", processes=processes, devices=devices)
     assert_all(lines, "all values are right")
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), _layouts(1)[:4])
-@pytest.mark.parametrize("segment", ["1M", pytest.param("", marks=full)])
+@full
+@pytest.mark.parametrize(("processes", "devices"), LAYOUTS[:4])
+@pytest.mark.parametrize("segment", ["1M", ""])
 def test_sizes_around_windows(processes: int, devices: int, segment: str):
     lines = run_job("sizes.py", processes=processes, devices=devices, JAXCOLL_SEGMENT_BYTES=segment)
     assert_all(lines, "all sizes are right")
@@ -71,15 +72,16 @@ def test_the_same_on_lax():
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), [(4, 1), pytest.param(2, 2, marks=full)])
-@pytest.mark.parametrize("ops", ["some", pytest.param("all", marks=full)])
+@full
+@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize("ops", ["some", "all"])
 def test_two_hosts(processes: int, devices: int, ops: str):
     lines = run_job("values.py", ops, "hosts", processes=processes, devices=devices)
     assert_all(lines, "all values are right")
 
 
-def test_large_chunks_of_reduce_scatter_on_lax(request: pytest.FixtureRequest):
+@full
+def test_large_chunks_of_reduce_scatter_on_lax():
     """Where Gloo's own gives wrong values now and then."""
-    runs, chunk = (200, 16 << 20) if request.config.option.full else (10, 4 << 20)
-    lines = run_job("scattered.py", runs, chunk, processes=4, limit_s=280, JAXCOLL_BACKEND="lax")
+    lines = run_job("scattered.py", 200, 16 << 20, processes=4, limit_s=280, JAXCOLL_BACKEND="lax")
     assert_all(lines, "all runs are right")

@@ -29,7 +29,7 @@ def error_of(lines: list[str]) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize(("processes", "devices"), LAYOUTS)
-@pytest.mark.parametrize("kind", ["shapes", "order"])
+@pytest.mark.parametrize("kind", ["order", pytest.param("shapes", marks=full)])
 def test_different_calls_are_named_on_all_within_two_seconds(kind, processes, devices, tmp_path):
     lines = fail(kind, tmp_path, processes=processes, devices=devices)
     for said in lines.values():
@@ -57,6 +57,7 @@ def test_a_late_process_is_named_at_the_limit(processes, devices, tmp_path):
         assert "works again" in said
 
 
+@full
 def test_a_late_device_fails_the_other_processes_too(tmp_path):
     lines = fail("late device", tmp_path, processes=2, devices=2)
     for said in lines.values():
@@ -66,7 +67,7 @@ def test_a_late_device_fails_the_other_processes_too(tmp_path):
 
 
 @pytest.mark.parametrize("processes", [3, pytest.param(2, marks=full)])
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=full)])
 def test_a_killed_process_is_named_within_a_second(killed, processes, tmp_path):
     kind = "killed" if killed else "first killed"
     lines = fail(kind, tmp_path, processes=processes, expect=128 + 9)

@@ -302,6 +302,7 @@ def test_the_error_where_jax_finds_nothing():
     assert "set JAXCOLL_DISTRIBUTED=0 to run as one process" in out
 
 
+@pytest.mark.full
 def test_a_job_whose_first_process_ends_first():
     """It has the service, without which the other would be ended."""
     text = """
@@ -353,6 +354,7 @@ service.shutdown()
 """
 
 
+@pytest.mark.full
 def test_the_others_outlive_process_0():
     """The service is in a process of its own, as with `jaxcoll run`."""
     address = free_address()

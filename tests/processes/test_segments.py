@@ -7,6 +7,7 @@ import pytest
 from checks import native_missing
 from processes.run_job import run_job
 
+full = pytest.mark.full
 pytestmark = pytest.mark.skipif(
     native_missing() is not None, reason="the engine across processes is native"
 )
@@ -21,8 +22,8 @@ def test_a_named_segment_leaves_nothing():
     ("kind", "reason"),
     [
         ("little memory", r"of shared memory: half of what is left are 0 MiB"),
-        ("forbidden", "not here"),
-        ("closed to others", "process 0's memory can't be opened"),
+        pytest.param("forbidden", "not here", marks=full),
+        pytest.param("closed to others", "process 0's memory can't be opened", marks=full),
     ],
     ids=["little", "forbidden", "closed"],
 )
@@ -31,6 +32,7 @@ def test_a_slower_path_where_memory_cannot_be_shared(kind: str, reason: str):
         assert any(line.startswith("reason: ") and reason in line for line in said), said
 
 
+@full
 def test_settings_that_differ_are_named_on_all():
     for said in run_job("segments.py", "settings", processes=2).values():
         (text,) = [line for line in said if line.startswith("error: ")]
@@ -38,6 +40,7 @@ def test_settings_that_differ_are_named_on_all():
         assert "process 0 has 'auto', process 1 has 'lax'" in text
 
 
+@full
 def test_two_jobs_at_once():
     with concurrent.futures.ThreadPoolExecutor() as pool:
         jobs = [pool.submit(run_job, "values.py", "some", processes=2) for _ in range(2)]

@@ -16,9 +16,12 @@ TINY = (
 )
 TWO_PROCESSES = ("-m", "jaxcoll", "run", "-n", "2", "--devices-per-process", "2")
 
-pytestmark = pytest.mark.skipif(
-    native_missing() is not None, reason="the same bits on any layout are the native path's"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        native_missing() is not None, reason="the same bits on any layout are the native path's"
+    ),
+]
 
 
 def run(*command: object) -> str:

@@ -10,13 +10,13 @@ from processes.run_job import run_job
     ("processes", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.full)]
 )
 def test_every_family(processes: int, devices: int):
-    lines = run_job("training.py", processes=processes, devices=devices, limit_s=280)
+    lines = run_job("families.py", processes=processes, devices=devices, limit_s=280)
     for said in lines.values():
         assert "all families are right" in said, said
 
 
 @pytest.mark.full
 def test_every_family_on_lax():
-    lines = run_job("training.py", processes=2, devices=2, limit_s=280, JAXCOLL_BACKEND="lax")
+    lines = run_job("families.py", processes=2, devices=2, limit_s=280, JAXCOLL_BACKEND="lax")
     for said in lines.values():
         assert "all families are right" in said, said
