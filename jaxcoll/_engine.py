@@ -96,16 +96,15 @@ def attach(call: str = "initialize") -> None:
 
     core = _native.core()
     _state.problem = _first_reasons([card["missing"] for card in cards])
-    for kind in _segments.KINDS:
-        if core is None or _state.problem is not None and kind == _segments.KINDS[0]:
-            break
-        reason = _share(board, kind, core, lanes, here, process)
-        _state.problem = _first_reasons(board.exchange(f"attached/{kind}", reason))
-        if not _state.problem:
-            # One that may not read another's memory, as in some containers, decides for all.
-            core.let_peers_be_read(all(board.exchange("reading", core.can_read_peers())))
-            _use(core)
-            return
+    if core is not None and not _state.problem:
+        for kind in _segments.KINDS:
+            reason = _share(board, kind, core, lanes, here, process)
+            _state.problem = _first_reasons(board.exchange(f"attached/{kind}", reason))
+            if not _state.problem:
+                # One that may not read another's memory, as in some containers, decides for all.
+                core.let_peers_be_read(all(board.exchange("reading", core.can_read_peers())))
+                _use(core)
+                return
     logger.warning(
         "jaxcoll: no native calls between processes (%s); they run on jax.lax.", _state.problem
     )

@@ -1,11 +1,10 @@
 #include "host/direct_route.h"
 
-#include <cstdint>  // std::int64_t, std::uintptr_t
+#include <cstdint>  // std::int64_t
 #include <cstring>  // std::memcpy, std::memset
 #include <utility>  // std::move
 
 #include "host/peer_memory.h"
-#include "host/slabs.h"
 
 namespace jaxcoll {
 namespace {
@@ -25,9 +24,9 @@ bool DirectRoute::Run(std::size_t phase, std::size_t /*round*/, const Buffers& l
                       const Processes& processes) const {
   if (phase == 0) {
     for (std::size_t j = 0; j < local.num_ranks; ++j) {
-      const auto address = reinterpret_cast<std::uintptr_t>(local.operands[j]);
-      std::memcpy(processes.windows[members_.mine()] + j * sizeof(address), &address,
-                  sizeof(address));
+      const void* const address = local.operands[j];
+      std::memcpy(processes.windows[members_.mine()] + j * sizeof(address),
+                  static_cast<const void*>(&address), sizeof(address));
     }
     return true;
   }
@@ -49,10 +48,10 @@ bool DirectRoute::Run(std::size_t phase, std::size_t /*round*/, const Buffers& l
         continue;
       }
       const std::size_t process = members_.process_of(source);
-      std::uintptr_t address = 0;
-      std::memcpy(&address, processes.windows[process] + j * sizeof(address), sizeof(address));
-      if (!Read(source, target, processes.pids[process],
-                reinterpret_cast<const std::byte*>(address), result)) {
+      const std::byte* address = nullptr;
+      std::memcpy(static_cast<void*>(&address), processes.windows[process] + j * sizeof(address),
+                  sizeof(address));
+      if (!Read(source, target, processes.pids[process], address, result)) {
         return false;
       }
     }

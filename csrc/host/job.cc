@@ -63,7 +63,7 @@ Status Session::Begin(std::shared_ptr<const Segment> segment, std::vector<std::i
   ProcessStat(getpid(), state, start_ticks);
   sat.start_ticks.store(start_ticks, std::memory_order_relaxed);
   made->probe_ = made->segment_->nonce();
-  sat.probe.store(reinterpret_cast<std::uintptr_t>(&made->probe_), std::memory_order_relaxed);
+  sat.probe.store(&made->probe_, std::memory_order_relaxed);
   sat.pid.store(getpid(), std::memory_order_release);
   session = std::move(made);
   return {};
