@@ -105,8 +105,14 @@ std::size_t SegmentBytes(std::size_t num_seats, std::size_t num_lanes, std::size
       .bytes();
 }
 
-void Attach(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
-            std::int64_t process) {
+// Of a process that has joined a segment, and not begun to use it.
+std::shared_ptr<Session>& Joined() {
+  static std::shared_ptr<Session> session;
+  return session;
+}
+
+void Join(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
+          std::int64_t process) {
   const auto segment = std::make_shared<Segment>();
   std::shared_ptr<Session> session;
   Status status = segment->Map(memory, nonce);
@@ -116,7 +122,7 @@ void Attach(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes
   if (!status.ok()) {
     throw std::runtime_error(status.message);
   }
-  Job::Get().Attach(std::move(session));
+  Joined() = std::move(session);
 }
 
 std::optional<std::string> JobFailure() {
@@ -127,9 +133,12 @@ std::optional<std::string> JobFailure() {
   return session->segment().failure();
 }
 
-bool Probe() { return Job::Get().session()->Probe(); }
+bool ProbePeers() { return Joined()->Probe(); }
 
-void LetPeersBeRead(bool allowed) { Job::Get().session()->LetPeersBeRead(allowed); }
+void Start(bool reads_peers) {
+  Joined()->LetPeersBeRead(reads_peers);
+  Job::Get().Attach(std::move(Joined()));
+}
 
 void Leave() {
   if (const std::shared_ptr<Session> session = Job::Get().session(); session != nullptr) {
@@ -157,15 +166,16 @@ NB_MODULE(_core, m) {
         nb::arg("num_lanes"), nb::arg("window_bytes"), nb::arg("nonce"),
         "Makes the empty file behind a descriptor the shared memory of a job's processes on this "
         "host. RuntimeError: there is not as much.");
-  m.def("attach", &Attach, nb::arg("memory"), nb::arg("nonce"), nb::arg("processes"),
+  m.def("join", &Join, nb::arg("memory"), nb::arg("nonce"), nb::arg("processes"),
         nb::arg("process"),
         "Joins the segment behind a file descriptor as `process`, one of `processes`.");
   m.def("job_failure", &JobFailure,
         "Why calls between processes fail until all attach anew, or None.");
-  m.def("can_read_peers", &Probe,
-        "Whether this process may read the memory of the others; when all have attached.");
-  m.def("let_peers_be_read", &LetPeersBeRead, nb::arg("allowed"),
-        "Has large copies be read from where they lie; the same on all processes.");
+  m.def("probe_peers", &ProbePeers,
+        "Whether this process may read the memory of the others, when all have joined.");
+  m.def("start", &Start, nb::arg("reads_peers"),
+        "Begins to use the segment that was joined. With `reads_peers`, the same on all processes, "
+        "large copies are read from where they lie.");
   m.def("leave", &Leave, "Tells the other processes that this one is about to exit.");
   m.def(
       "num_calls", [] { return Recorder::Get().num_calls(); },

@@ -27,7 +27,9 @@ class Board:
     def exchange(self, topic: str, note: Any) -> list[Any]:
         """Returns the notes of all processes, in their order."""
         folder = f"{self._prefix}/{topic}"
-        self._client.key_value_set(f"{folder}/{self._process}", json.dumps(note))
+        self._client.key_value_set(
+            f"{folder}/{self._process}", json.dumps(note), allow_overwrite=True
+        )
         return [self._read(folder, process) for process in self._processes]
 
     def _read(self, folder: str, process: int) -> Any:

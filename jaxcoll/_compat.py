@@ -226,6 +226,18 @@ def open_jaxpr(value: Any) -> Any:
     return value if hasattr(value, "eqns") else None
 
 
+def repeating_primitives() -> tuple[Primitive, Primitive]:
+    """Returns those of `jax.jit` and `jax.checkpoint`: JAX lowers equal equations of them once."""
+    from jax._src import ad_checkpoint, pjit
+
+    return pjit.jit_p, ad_checkpoint.remat_p
+
+
+def remembered_functions(ctx: mlir.LoweringRuleContext) -> dict[Any, Any]:
+    """Returns what was lowered to a function of the module, and is called where it comes again."""
+    return ctx.module_context.cached_primitive_lowerings
+
+
 _COMMUNICATING = {
     "all_gather": "all_gather",
     "all_gather_invariant": "all_gather",
@@ -363,8 +375,11 @@ PRIVATE_NAMES = {
         *("_lowerings", "_platform_specific_lowerings", "custom_call"),
         *("LoweringParameters.for_export", "LoweringRuleContext.jaxpr_eqn_ctx"),
         *("LoweringRuleContext.traceback", "ModuleContext.axis_context"),
+        "ModuleContext.cached_primitive_lowerings",
         *("ModuleContext.lowering_cache", "ModuleContext.lowering_parameters"),
     ),
+    "jax._src.ad_checkpoint": ("remat_p",),
+    "jax._src.pjit": ("jit_p",),
     "jax._src.lax.control_flow.conditionals": ("cond_p",),
     "jax._src.lax.control_flow.loops": ("while_p",),
     "jax._src.lax.parallel": (

@@ -28,7 +28,7 @@ def format_segment(memory: int, num_seats: int, num_lanes: int, window_bytes: in
     Makes the empty file behind a descriptor the shared memory of a job's processes on this host. RuntimeError: there is not as much.
     """
 
-def attach(memory: int, nonce: int, processes: Sequence[int], process: int) -> None:
+def join(memory: int, nonce: int, processes: Sequence[int], process: int) -> None:
     """
     Joins the segment behind a file descriptor as `process`, one of `processes`.
     """
@@ -36,14 +36,14 @@ def attach(memory: int, nonce: int, processes: Sequence[int], process: int) -> N
 def job_failure() -> str | None:
     """Why calls between processes fail until all attach anew, or None."""
 
-def can_read_peers() -> bool:
+def probe_peers() -> bool:
     """
-    Whether this process may read the memory of the others; when all have attached.
+    Whether this process may read the memory of the others, when all have joined.
     """
 
-def let_peers_be_read(allowed: bool) -> None:
+def start(reads_peers: bool) -> None:
     """
-    Has large copies be read from where they lie; the same on all processes.
+    Begins to use the segment that was joined. With `reads_peers`, the same on all processes, large copies are read from where they lie.
     """
 
 def leave() -> None:

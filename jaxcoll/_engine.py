@@ -6,6 +6,7 @@ decide differently would hang.
 """
 
 import atexit
+import collections
 import contextlib
 import dataclasses
 import functools as ft
@@ -24,11 +25,10 @@ from jaxcoll import _compat, _crossovers, _native, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
 
-_MIB = 1 << 20
 # A lane for each call that may be open at once, see csrc/host/job.h.
 _LANES_PER_DEVICE = 4
 _MIN_LANES = 64
-_MAX_WINDOW = _MIB // 4
+_WINDOW = 256 << 10
 _PAGE = 4096
 
 
@@ -82,32 +82,37 @@ def attach(call: str = "initialize") -> None:
     process, num_processes = _compat.process_id_and_count()
     if num_processes == 1:
         return
-    _state.attachments += 1
-    board = Board(call, f"jaxcoll/{_state.attachments}", process, range(num_processes))
+    # The same number on all: it counts what has succeeded, and who fails may try again.
+    attempt = _state.attachments + 1
+    board = Board(call, f"jaxcoll/{attempt}", process, range(num_processes))
 
     cards = board.exchange("settings", _card())
     _compare(call, [card["settings"] for card in cards])
-    _state.host_of = [card["host"] for card in cards]
-    here = [i for i, host in enumerate(_state.host_of) if host == _state.host_of[process]]
-
-    lanes, _state.window_bytes = _measures(max(cards[i]["devices"] for i in here))
-    if len(here) == 1:  # nobody to share with: the seat alone counts
-        lanes, _state.window_bytes = 1, _PAGE
-
+    hosts = [card["host"] for card in cards]
+    here = [i for i, host in enumerate(hosts) if host == hosts[process]]
+    devices = [cards[i]["devices"] for i in here]
+    # Alone on the host there is nobody to share with: the seat alone counts.
+    lanes, window = _measures(devices) if len(here) > 1 else (1, _PAGE)
     core = _native.core()
-    _state.problem = _first_reasons([card["missing"] for card in cards])
-    if core is not None and not _state.problem:
+    problem = _first_reasons([card["missing"] for card in cards])
+    if core is not None and not problem:
         for kind in _segments.KINDS:
-            reason = _share(board, kind, core, lanes, here, process)
-            _state.problem = _first_reasons(board.exchange(f"attached/{kind}", reason))
-            if not _state.problem:
+            reason = _share(board, kind, core, (len(here), lanes, window), here, process)
+            problem = _first_reasons(board.exchange(f"attached/{kind}", reason))
+            if not problem:
                 # One that may not read another's memory, as in some containers, decides for all.
-                core.let_peers_be_read(all(board.exchange("reading", core.can_read_peers())))
+                core.start(all(board.exchange("reading", core.probe_peers())))
                 _use(core)
-                return
-    logger.warning(
-        "jaxcoll: no native calls between processes (%s); they run on jax.lax.", _state.problem
-    )
+                break
+    changes = _state.attachments == 0 or problem != _state.problem
+    _state.attachments, _state.host_of = attempt, hosts
+    _state.problem, _state.window_bytes = problem, window
+    if problem:
+        logger.warning(
+            "jaxcoll: no native calls between processes (%s); they run on jax.lax.", problem
+        )
+    if changes and _compat.backends_are_initialized():
+        jax.clear_caches()  # what is compiled has taken the other path
 
 
 def _first_reasons(reasons: Sequence[str | None]) -> str | None:
@@ -116,10 +121,14 @@ def _first_reasons(reasons: Sequence[str | None]) -> str | None:
 
 
 def _share(
-    board: Board, kind: str, core: Any, lanes: int, here: Sequence[int], process: int
+    board: Board,
+    kind: str,
+    core: Any,
+    measures: tuple[int, int, int],
+    here: Sequence[int],
+    process: int,
 ) -> str | None:
     """Makes a segment of a kind for this host's processes and joins it; says why that failed."""
-    measures = (len(here), lanes, _state.window_bytes)
     offer: dict[str, Any] = {"nonce": secrets.randbits(63)}
     segment = None
     if process == here[0]:
@@ -132,7 +141,7 @@ def _share(
         except (OSError, RuntimeError) as error:
             offer["problem"] = (
                 f"{error}. Give the processes more memory, or set JAXCOLL_SEGMENT_BYTES to less "
-                f"than {lanes * _state.window_bytes}, the bytes for each of them"
+                f"than {measures[1] * measures[2]}, the bytes for each of them"
             )
     made = board.exchange(f"segments/{kind}", offer)[here[0]]
     reason = made.get("problem")
@@ -140,7 +149,7 @@ def _share(
         try:
             _segments.join(
                 made["path"],
-                lambda memory: core.attach(memory, made["nonce"], list(here), process),
+                lambda memory: core.join(memory, made["nonce"], list(here), process),
             )
         except (OSError, RuntimeError) as error:
             reason = f"process {here[0]}'s memory can't be opened ({error})"
@@ -245,18 +254,40 @@ def _compare(call: str, settings: Sequence[dict[str, Any]]) -> None:
                 )
 
 
-def _measures(num_devices: int) -> tuple[int, int]:
-    """Returns the number of lanes of a process, and the bytes of each one's window."""
-    lanes = max(_MIN_LANES, _LANES_PER_DEVICE * num_devices)
-    window = min(_segment_bytes(num_devices) // lanes, _MAX_WINDOW) // _PAGE * _PAGE
-    return lanes, max(window, _PAGE)
+def _measures(devices: Sequence[int]) -> tuple[int, int]:
+    """Returns the number of lanes of a process, and the bytes of each one's window.
+
+    `devices` has how many each process of the host has.
+    """
+    lanes = max(_MIN_LANES, _LANES_PER_DEVICE * max(devices))
+    window = max(_WINDOW, _least_window(sum(devices), max(devices)))
+    if chosen := _segment_bytes():
+        window = min(window, chosen // lanes)
+    return lanes, max(-(-window // _PAGE) if not chosen else window // _PAGE, 1) * _PAGE
 
 
-def _segment_bytes(num_devices: int) -> int:
-    """Returns the bytes of one process: as set, or a window of full size for each lane."""
+def _least_window(ranks: int, most: int) -> int:
+    """As csrc/host/route.h, MinWindowBytes: for groups of `ranks`, `most` of them in a process."""
+    return 2 * 64 * (ranks + 1) * most
+
+
+def window_problem(processes: Sequence[int]) -> str | None:
+    """Says that a group with its ranks in these processes does not fit the windows, or None."""
+    counts = collections.Counter(processes)
+    least = _least_window(len(processes), max(counts.values()))
+    if len(counts) == 1 or least <= _state.window_bytes:
+        return None
+    return (
+        f"a group of {len(processes)} ranks needs windows of {least} bytes, and "
+        f"JAXCOLL_SEGMENT_BYTES leaves {_state.window_bytes}"
+    )
+
+
+def _segment_bytes() -> int | None:
+    """Returns the bytes of one process as they are set, or None."""
     value = os.environ.get("JAXCOLL_SEGMENT_BYTES", "").strip()
     if not value:
-        return max(_MIN_LANES, _LANES_PER_DEVICE * num_devices) * _MAX_WINDOW
+        return None
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     match = re.fullmatch(r"(\d+)([KMG]?)", value.upper())
     if match is None or int(match[1]) == 0:

@@ -19,6 +19,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
+import jaxcoll._clones
 import jaxcoll._predicates  # noqa: F401  (watches the branches that collectives stand in)
 from jaxcoll import _compat, _engine, _native
 from jaxcoll._config import accelerates_lax, refuse_after_fork, resolve_backend

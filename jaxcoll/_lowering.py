@@ -205,6 +205,9 @@ def _levels(ctx: Context, request: Request, groups: Groups | None) -> Levels | s
         return "the mesh has no devices (AbstractMesh), and the job has several processes"
     hosts = [[_engine.host_of(devices[rank].process_index) for rank in group] for group in groups]
     if all(len(set(group)) == 1 for group in hosts):
+        for group in groups:
+            if problem := _engine.window_problem([devices[rank].process_index for rank in group]):
+                return problem
         return None
     if request.axis_index_groups is not None:
         return "a group of axis_index_groups spans several hosts"

@@ -186,8 +186,7 @@ std::string CallSite::Problem(const Placement& placement) {
     if (members.num_processes() > 1 &&
         MinWindowBytes(members) > session->segment().shape().window_bytes) {
       return "a group of " + std::to_string(members.num_ranks()) + " ranks, " +
-             std::to_string(members.most_ranks()) +
-             " in one process, needs more shared memory: " + "set JAXCOLL_SEGMENT_BYTES";
+             std::to_string(members.most_ranks()) + " in one process, does not fit the windows";
     }
   }
   return "";

@@ -225,6 +225,9 @@ bool Exchange::Advance() {
     if (!AllHaveReached(needed_)) {
       return false;
     }
+    if (session_->segment().failed()) {
+      return false;
+    }
     const std::size_t phase = steps_.phase(step_);
     if (phase == 1 && steps_.round(step_) == 0) {  // the first that reads
       for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {

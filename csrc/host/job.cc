@@ -1,8 +1,11 @@
 #include "host/job.h"
 
-#include <unistd.h>  // getpid, sysconf
+#include <signal.h>     // kill, NOLINT(modernize-deprecated-headers)
+#include <sys/types.h>  // pid_t
+#include <unistd.h>     // getpid, sysconf
 
 #include <algorithm>  // std::find, std::max, std::min
+#include <cerrno>     // errno
 #include <fstream>    // std::ifstream
 #include <iterator>   // std::istreambuf_iterator
 #include <sstream>    // std::istringstream
@@ -18,7 +21,7 @@ namespace {
 // A process that is about to exit may still have steps in flight that reach a call.
 constexpr std::int64_t kLeavingNs = 5'000'000'000;
 
-// State letter and start time of a process, of /proc/<pid>/stat; false where there is none.
+// State letter and start time of a process, of /proc/<pid>/stat; false where it can't be read.
 bool ProcessStat(std::int64_t pid, char& state, std::int64_t& start_ticks) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -151,8 +154,13 @@ Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
   }
   char letter = '?';
   std::int64_t start_ticks = 0;
-  if (!ProcessStat(pid, letter, start_ticks) || letter == 'Z' || letter == 'X' ||
-      start_ticks != other.start_ticks.load(std::memory_order_relaxed)) {
+  const bool is_known = ProcessStat(pid, letter, start_ticks);
+  // Too many open files here say nothing about a process there.
+  const bool is_gone = is_known
+                           ? letter == 'Z' || letter == 'X' ||
+                                 start_ticks != other.start_ticks.load(std::memory_order_relaxed)
+                           : kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
+  if (is_gone) {
     return {.state = "gone", .gone = "the process is gone"};
   }
   if (const std::int64_t since_ns = other.leaves_since_ns.load(std::memory_order_acquire);

@@ -18,7 +18,7 @@ PYTHON_LAYERS = (
     {"_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers", "_clusters"},
     {
         *("_native", "_processes", "_segments", "_board", "_engine", "_hosts", "_job"),
-        *("_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"),
+        *("_clones", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"),
     },
     {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher"},
     {"_agreement"},

@@ -1,5 +1,6 @@
 """Processes that compile at different times and different often: calls meet all the same."""
 
+import re
 import sys
 import time
 from typing import Any
@@ -28,13 +29,28 @@ def expected(xs: np.ndarray) -> np.ndarray:
     return xs + received
 
 
+def check_clones() -> None:
+    """Calls of one function have a place each."""
+    again = jax.jit(jax.checkpoint(step))
+    program: Any = mapped(lambda x: again(x) + again(x + 1), mesh())
+    text = program.lower(put(operand(), mesh())).as_text()
+    sites = re.findall(r"site = (\d+)", text)
+    assert len(sites) == 8, text
+    assert len(set(sites)) == 8, sites
+
+
+def operand() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 9, (mesh().size, 33)).astype(np.int32)
+
+
 def main() -> None:
+    check_clones()
     if len(sys.argv) > 1:  # a compilation cache that another process may have filled
         jax.config.update("jax_compilation_cache_dir", sys.argv[1])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     over = mesh()
-    xs = np.random.default_rng(0).integers(0, 9, (over.size, 33)).astype(np.int32)
+    xs = operand()
     program = mapped(step, over)
     for round_ in range(12):
         if round_ % 3 == RANK % 3:

@@ -60,6 +60,12 @@ class OnRanks:
         clone = jax.jit(lambda v: inner(self, v))
         return clone(y) + clone(y + 1)
 
+    def shared(self, inner: Body, y: Any, times: int) -> Any:
+        """One function in a loop and beside it, which nothing orders."""
+        clone = jax.jit(jax.checkpoint(lambda v: inner(self, v)))
+        looped = lax.fori_loop(0, times, lambda i, v: clone(v + i) % PRIME, y)
+        return looped + clone(y + 7)
+
     def delayed(self, y: Any, ms: int) -> Any:
         def wait(v: Any) -> Any:
             time.sleep(ms * (1 + jax.process_index()) / 1000)
@@ -131,6 +137,9 @@ class OnAll:
     def cloned(self, inner: Body, y: Any) -> Any:
         return inner(self, y) + inner(self, y + np.int32(1))
 
+    def shared(self, inner: Body, y: Any, times: int) -> Any:
+        return self.repeat(times, inner, y) + inner(self, y + np.int32(7))
+
     def delayed(self, y: Any, ms: int) -> Any:
         return y
 
@@ -139,7 +148,7 @@ def draw(rng: random.Random, steps: int, depth: int) -> Body:
     """Draws a program that keeps its operand's shape."""
     kinds = ["reduce", "tree", "gather", "scatter", "all_to_all", "shift", "broadcast", "compute"]
     kinds += ["delay"] if rng.random() < 0.2 else []
-    kinds += ["repeat", "clone"] if depth else []
+    kinds += ["repeat", "clone", "shared"] if depth else []
     plan = [
         (
             rng.choice(kinds),
@@ -179,6 +188,8 @@ def draw(rng: random.Random, steps: int, depth: int) -> Body:
                 return on.repeat(1 + number % 3, inner, y)
             case "clone":
                 return on.cloned(inner, y)
+            case "shared":
+                return on.shared(inner, y, 1 + number % 3)
         raise AssertionError(kind)
 
     return body
