@@ -274,7 +274,7 @@ void CopiesReadInPlace(Context& context) {
     for (std::size_t r = 1; r < p; r += 2) {
       holes[r] = p - 1 - r;
     }
-    constexpr std::size_t kBytes = 600'001;
+    constexpr std::size_t kBytes = 530'001;
     const std::vector<Op> ops = {AllGatherOp(1, p, kBytes),
                                  AllGatherOp(5, p, kBytes / 5),
                                  AllGatherOp(60, p, 20'000),
