@@ -50,9 +50,9 @@ def reset() -> None:
     After a `CollectiveError` between processes, every further call between them fails with the same
     cause, because the processes may stand at different places of their programs. This waits for the
     steps in flight whose results are still held (wait for others yourself), and until all processes
-    have come here, makes them a new shared memory, and forgets the old one. What
-    the failed programs were to compute, and arrays that were donated to them, is lost. In a job of
-    one process it does nothing: there, the next program runs anyway.
+    have come here, makes them a new shared memory, and forgets the old one. What the failed
+    programs were to compute, and arrays that were donated to them, is lost. In a job of one process
+    it does nothing: there, the next program runs anyway.
 
     Raises:
         RuntimeError: a process has ended or does not come within `config.timeout_s`, or

@@ -17,8 +17,7 @@ std::size_t PieceBytes(std::size_t half_bytes, std::size_t count) {
 
 }  // namespace
 
-// ---- all_gather and all_to_all
-// -------------------------------------------------------------------
+// ---- all_gather and all_to_all ----------------------------------------------------------------
 
 ExchangeRoute::ExchangeRoute(const ExchangeLayout& layout, const Membership& members,
                              std::size_t window_bytes)
@@ -86,8 +85,7 @@ bool ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& loc
   return true;
 }
 
-// ---- ppermute and broadcast
-// ----------------------------------------------------------------------
+// ---- ppermute and broadcast -------------------------------------------------------------------
 
 PermuteRoute::PermuteRoute(std::vector<std::size_t> source_of, std::size_t bytes,
                            const Membership& members, std::size_t window_bytes)

@@ -112,8 +112,7 @@ std::shared_ptr<const Status> Exchange::Failure() const {
 
 void Exchange::Fail(const Status& cause) const { session_->segment().Fail(cause.message); }
 
-// ---- Steps
-// ---------------------------------------------------------------------------------------
+// ---- Steps ------------------------------------------------------------------------------------
 
 Exchange::Progress Exchange::Begin(const Buffers& local) {
   local_ = local;
@@ -259,8 +258,7 @@ bool Exchange::Advance() {
   return true;
 }
 
-// ---- Waiting
-// -------------------------------------------------------------------------------------
+// ---- Waiting ----------------------------------------------------------------------------------
 
 Exchange::Progress Exchange::Spin(std::int64_t limit_ns) {
   const int busy_looks = session_->is_crowded() ? kCrowdedLooks : kBusyLooks;
@@ -326,8 +324,7 @@ Exchange::Progress Exchange::Finish() {
   }
 }
 
-// ---- Failing
-// -------------------------------------------------------------------------------------
+// ---- Failing ----------------------------------------------------------------------------------
 
 void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
   const std::int64_t waited_ns = now_ns - since_ns;

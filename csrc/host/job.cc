@@ -1,8 +1,7 @@
 #include "host/job.h"
 
-#include <signal.h>     // kill, NOLINT(modernize-deprecated-headers)
-#include <sys/types.h>  // pid_t
-#include <unistd.h>     // getpid, sysconf
+#include <signal.h>  // kill, NOLINT(modernize-deprecated-headers)
+#include <unistd.h>  // getpid, sysconf
 
 #include <algorithm>  // std::find, std::max, std::min
 #include <cerrno>     // errno
@@ -154,12 +153,11 @@ Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
   }
   char letter = '?';
   std::int64_t start_ticks = 0;
-  const bool is_known = ProcessStat(pid, letter, start_ticks);
+  const std::int64_t known_ticks = other.start_ticks.load(std::memory_order_relaxed);
+  const bool is_known = ProcessStat(pid, letter, start_ticks) && known_ticks != 0;
   // Too many open files here say nothing about a process there.
-  const bool is_gone = is_known
-                           ? letter == 'Z' || letter == 'X' ||
-                                 start_ticks != other.start_ticks.load(std::memory_order_relaxed)
-                           : kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
+  const bool is_gone = is_known ? letter == 'Z' || letter == 'X' || start_ticks != known_ticks
+                                : kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
   if (is_gone) {
     return {.state = "gone", .gone = "the process is gone"};
   }

@@ -42,8 +42,7 @@ std::size_t ChunkBytes(const std::vector<ReducedLeaf>& leaves, const Membership&
 
 }  // namespace
 
-// ---- Trees
-// ---------------------------------------------------------------------------------------
+// ---- Trees ------------------------------------------------------------------------------------
 
 PackedTree::PackedTree(const std::vector<ReducedLeaf>& leaves, std::size_t chunk_bytes) {
   std::size_t filled = 0;
@@ -185,8 +184,7 @@ std::unique_ptr<const Route> MakeAllReduceRoute(std::vector<ReducedLeaf> leaves,
   return std::make_unique<ChunkedAllReduce>(std::move(leaves), members, window_bytes);
 }
 
-// ---- reduce_scatter
-// ------------------------------------------------------------------------------
+// ---- reduce_scatter ---------------------------------------------------------------------------
 
 // A half window: for each target, a piece of each of this process's ranks.
 ReduceScatterRoute::ReduceScatterRoute(std::size_t element_bytes, ReduceFn reduce,

@@ -86,8 +86,7 @@ void Succeeds(Context& context, const SharedSite& site, const Op& op, std::size_
   });
 }
 
-// ---- Deadlines and mismatches
-// --------------------------------------------------------------------
+// ---- Deadlines and mismatches -----------------------------------------------------------------
 
 void AProcessThatNeverComesIsNamed(Context& context) {
   const Limit limit(200 * kMs);
@@ -192,8 +191,7 @@ void AProcessThatLeavesIsNotWaitedFor(Context& context) {
                  "the process has come to its end without this call", "execution 2"});
 }
 
-// ---- After a failure
-// -----------------------------------------------------------------------------
+// ---- After a failure --------------------------------------------------------------------------
 
 void EveryLaterCallFailsAtOnce(Context& context) {
   const Limit limit(kForever);

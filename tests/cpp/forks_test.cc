@@ -263,8 +263,7 @@ void ExpectEnd(Context& context, const Child& child, int wanted,
   }
 }
 
-// ---- Tests
-// ---------------------------------------------------------------------------------------
+// ---- Tests ------------------------------------------------------------------------------------
 
 constexpr std::size_t kEndless = static_cast<std::size_t>(-1) / 2;
 

@@ -20,8 +20,7 @@
 namespace jaxcoll::testing {
 namespace {
 
-// ---- Many calls
-// ----------------------------------------------------------------------------------
+// ---- Many calls -------------------------------------------------------------------------------
 
 /// Calls by all ranks of 3 processes over several partitions into groups, one after the other.
 void GroupsOfAMesh(Context& context) {
@@ -186,8 +185,7 @@ void OpenCallsInAnyOrder(Context& context) {
   });
 }
 
-// ---- Slow steps
-// ----------------------------------------------------------------------------------
+// ---- Slow steps -------------------------------------------------------------------------------
 
 /// Leaves the call's number in each round, and reads it slowly in process 1.
 struct SlowSteps {

@@ -253,8 +253,7 @@ using Sizes = std::initializer_list<std::size_t>;
 
 inline void SleepMs(std::int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-// ---- Call sites
-// ----------------------------------------------------------------------------------
+// ---- Call sites -------------------------------------------------------------------------------
 
 struct Release {
   void operator()(CallSite* site) const { site->Unref(); }

@@ -142,8 +142,7 @@ Bytes Sum(DType dtype, const std::vector<const Byte*>& operands, std::size_t cou
   }
 }
 
-// ---- Slabs
-// ---------------------------------------------------------------------------------------
+// ---- Slabs ------------------------------------------------------------------------------------
 
 void PiecesCoverEveryUnitOnce(Context& context) {
   for (const std::size_t rows : Sizes{0, 1, 2, 3, 7, 64}) {
@@ -175,8 +174,7 @@ void PiecesCoverEveryUnitOnce(Context& context) {
   }
 }
 
-// ---- Reductions
-// ----------------------------------------------------------------------------------
+// ---- Reductions -------------------------------------------------------------------------------
 
 struct LeafSize {
   DType dtype;
@@ -257,8 +255,7 @@ void ReduceScatterOfSlabs(Context& context) {
   }
 }
 
-// ---- Copies
-// --------------------------------------------------------------------------------------
+// ---- Copies -----------------------------------------------------------------------------------
 
 /// As host/copy_work.h writes it down, one run of bytes at a time.
 void CheckExchange(Context& context, const std::string& what, const ExchangeLayout& layout,
