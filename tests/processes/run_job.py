@@ -11,8 +11,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def job_environment() -> dict[str, str]:
-    """Returns what a job needs: nothing of this process's devices, and the tests' modules."""
-    ours = ("PJRT_NPROC", "JAX_NUM_CPU_DEVICES", "JAXCOLL_CROSSOVERS")
+    """Returns what a job needs: nothing of this process's devices, and the tests' modules.
+
+    Without PYTHONSAFEPATH, since a job's script finds what lies beside it.
+    """
+    ours = ("PJRT_NPROC", "JAX_NUM_CPU_DEVICES", "JAXCOLL_CROSSOVERS", "PYTHONSAFEPATH")
     path = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **{name: value for name, value in os.environ.items() if name not in ours},
@@ -34,7 +37,7 @@ def run_job(
 
     `expect` is the exit status that is right; None: any.
     """
-    command = [sys.executable, "-m", "jaxcoll", "run", "-n", str(processes)]
+    command = [sys.executable, "-P", "-m", "jaxcoll", "run", "-n", str(processes)]
     command += ["--devices-per-process", str(devices), str(JOBS / script), *map(str, arguments)]
     done = subprocess.run(
         command,
