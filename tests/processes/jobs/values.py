@@ -1,4 +1,6 @@
-"""Every op over groups across processes, inside them, and both: NumPy's values, natively.
+"""Every op over groups across processes, inside them, and both: NumPy's values.
+
+All calls are native, or none with JAXCOLL_BACKEND=lax.
 
     values.py (all | some) [hosts]
 
@@ -59,9 +61,10 @@ def check(op: Op, order: str, names: tuple[str, ...], dtypes: tuple[Any, ...]) -
             spread = not op.name.startswith(("all_to_all", "ppermute"))
             assert (row.path, row.reason) == ("two-level" if spread else "lax", reason), row
     else:
+        is_native = size > 1 and jaxcoll.config.backend != "lax"
         with (
-            jaxcoll.using(backend="native" if size > 1 else "auto"),
-            native_calls(len(xs) * len(jax.local_devices()) if size > 1 else 0),
+            jaxcoll.using(backend="native" if is_native else jaxcoll.config.backend),
+            native_calls(len(xs) * len(jax.local_devices()) if is_native else 0),
         ):
             results = jax.block_until_ready(program(arguments))
     for name, x in xs.items():
