@@ -68,16 +68,15 @@ class TwoLevel:
     levels: Levels
     backend: Backend
 
-    def all_reduce(self, reduction: str, x: Any) -> Any:
-        """Returns the reduction; half precision is rounded once."""
-        if reduction in ("sum", "mean"):
-            total = self._spread(self._sum_on_host, lax.psum, _widened(x))
-            return (total / self.levels.size if reduction == "mean" else total).astype(x.dtype)
-        if reduction in ("max", "min"):
-            extremum = lax.pmax if reduction == "max" else lax.pmin
-            return self._spread(ft.partial(self._share_of, extremum), extremum, x)
-        combine = {"prod": lax.mul, "and": lax.bitwise_and, "or": lax.bitwise_or}[reduction]
-        return ft.reduce(combine, list(_widened(self.all_gather(x[None], 0)))).astype(x.dtype)
+    def all_reduce(self, reduction: str, *xs: Any) -> list[Any]:
+        """Returns the reductions, in one call for each dtype; half precision is rounded once."""
+        wide = [_widened(x) for x in xs]
+        if reduction in _COMBINE:
+            gathered = [self.all_gather(x[None], 0) for x in wide]
+            results = [ft.reduce(_COMBINE[reduction], list(blocks)) for blocks in gathered]
+        else:
+            results = _joined(ft.partial(self._reduce, reduction), wide)
+        return [result.astype(x.dtype) for result, x in zip(results, xs, strict=True)]
 
     def all_gather(self, x: Any, dimension: int) -> Any:
         """Returns all ranks' arrays joined along a dimension."""
@@ -102,13 +101,17 @@ class TwoLevel:
         total = ft.reduce(jnp.add, list(parts))  # in the order of the hosts
         return jnp.moveaxis(total, 0, dimension).astype(x.dtype)
 
-    def _spread(self, on_host: Callable[..., Any], between: Callable[..., Any], x: Any) -> Any:
+    def _reduce(self, reduction: str, flat: Any) -> Any:
         """Reduces on the host, each rank its share; the shares between hosts; and joins them."""
         width = len(self.levels.inside[0])
-        flat = jnp.pad(x.ravel(), (0, -x.size % width))
-        share = self._across(between, on_host(flat))
-        whole = self._inside(ft.partial(lax.all_gather, tiled=True), share)
-        return whole[: x.size].reshape(x.shape)
+        padded = jnp.pad(flat, (0, -flat.size % width))
+        if reduction in ("sum", "mean"):
+            share = self._across(lax.psum, self._sum_on_host(padded))
+        else:
+            extremum = lax.pmax if reduction == "max" else lax.pmin
+            share = self._across(extremum, self._share_of(extremum, padded))
+        whole = self._inside(ft.partial(lax.all_gather, tiled=True), share)[: flat.size]
+        return whole / self.levels.size if reduction == "mean" else whole
 
     def _sum_on_host(self, flat: Any) -> Any:
         return self._inside(ft.partial(lax.psum_scatter, tiled=True), flat)
@@ -129,6 +132,21 @@ class TwoLevel:
     def _across(self, collective: Callable[..., Any], x: Any) -> Any:
         with set_xla_metadata(**{MARK: "lax"}):
             return collective(x, self.axes, axis_index_groups=self.levels.across)
+
+
+_COMBINE = {"prod": lax.mul, "and": lax.bitwise_and, "or": lax.bitwise_or}
+
+
+def _joined(reduce: Callable[[Any], Any], xs: Sequence[Any]) -> list[Any]:
+    """Applies a function of vectors, element by element, to all arrays of a dtype at once."""
+    results: list[Any] = [None] * len(xs)
+    for dtype in dict.fromkeys(x.dtype for x in xs):
+        places = [i for i, x in enumerate(xs) if x.dtype == dtype]
+        flat = reduce(jnp.concatenate([xs[i].ravel() for i in places]))
+        parts = jnp.split(flat, np.cumsum([xs[i].size for i in places])[:-1])
+        for i, part in zip(places, parts, strict=True):
+            results[i] = part.reshape(xs[i].shape)
+    return results
 
 
 def _widened(x: Any) -> Any:

@@ -29,7 +29,6 @@ from jaxcoll._lowering import (
     Context,
     Groups,
     Request,
-    lax_is_faster,
     lower,
     note,
 )
@@ -168,7 +167,7 @@ def _scattered_on_hosts(levels: TwoLevel, x: Any, params: Params, _: Any) -> Any
 
 
 _ON_HOSTS: dict[str, Callable[..., Any]] = {
-    "all_reduce": lambda levels, x, params, reduction: levels.all_reduce(reduction, x),
+    "all_reduce": lambda levels, x, params, reduction: levels.all_reduce(reduction, x)[0],
     "all_gather": _gathered_on_hosts,
     "reduce_scatter": _scattered_on_hosts,
 }
@@ -181,6 +180,7 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
     lax_rule = _compat.lax_rule(primitive, platform)
 
     def rule(ctx: Context, x: ir.Value, **params: Any) -> Sequence[ir.Value]:
+        (aval,) = ctx.avals_in
         mark = _compat.equation_metadata(ctx).get(MARK)
         names = params["axes"] if "axes" in params else params["axis_name"]
         names = tuple(names) if isinstance(names, tuple | list) else (names,)
@@ -192,6 +192,7 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
             axis_index_groups=params.get("axis_index_groups"),
             reduction=reduction,
             called="jax.lax" if mark is None else "jaxcoll",
+            copied=None if op == "all_reduce" else aval.size * aval.dtype.itemsize,
         )
         if not request.axes:  # over dimensions of the array alone
             return lax_rule(ctx, x, **params)
@@ -214,15 +215,12 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
             return lax_rule(ctx, x, **params)
 
         def make_call(groups: Groups) -> Call | str:
-            (aval,) = ctx.avals_in
             if len(request.axes) < len(names):
                 return "lax.psum over a dimension of the array as well"
             if not isinstance(aval.dtype, np.dtype) or not _is_whole_bytes(aval.dtype):
                 return f"dtype {aval.dtype} is not supported"
             if reduction is not None and op == "all_reduce":
                 return all_reduce_call(ctx, [x], reduction)
-            if problem := lax_is_faster(request, aval.size * aval.dtype.itemsize, groups):
-                return problem
             return _COPIES[op](ctx, x, params, groups)
 
         def on_hosts(levels: TwoLevel) -> Callable[..., Any]:

@@ -51,6 +51,8 @@ class Request:
         backend: the choice that was made when the equation was traced.
         reduction: which, for ops that reduce.
         called: whose function was called.
+        copied: the bytes of a rank's operand, for an op that "auto" leaves to lax where that copies
+            faster; None for others.
     """
 
     op: str
@@ -59,6 +61,7 @@ class Request:
     axis_index_groups: Any = None
     reduction: str | None = None
     called: Literal["jaxcoll", "jax.lax"] = "jaxcoll"
+    copied: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,23 +98,24 @@ def lower(
         _warn_about_threads()
     groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
     reason = _lax_reason(ctx, request.backend) or _group_reason(groups)
-    levels: Levels | None = None
-    if reason is None:
-        placed = _levels(ctx, request, groups)
-        levels, reason = (None, placed) if isinstance(placed, str) else (placed, None)
-    if levels is not None and on_hosts is not None:
-        note(ctx, request, groups, "", path="two-level")
-        function = on_hosts(TwoLevel(request.axes, levels, request.backend))
-        several = bool(ctx.primitive and ctx.primitive.multiple_results)
-        with _decisions.silence(), _compat.without_varying_axes():
-            lowered = mlir.lower_fun(function, multiple_results=several)
-            return lowered(_compat.untyped(ctx), *operands)
-    if levels is not None:
-        reason = "the group spans several hosts"
     call: Call | None = None
     if reason is None and groups is not None:
         made = make_call(groups)
         call, reason = (None, made) if isinstance(made, str) else (made, None)
+    if call is not None and groups is not None:
+        levels = _levels(ctx, request, groups)
+        if isinstance(levels, Levels) and on_hosts is not None:
+            note(ctx, request, groups, "", path="two-level")
+            function = on_hosts(TwoLevel(request.axes, levels, request.backend))
+            several = bool(ctx.primitive and ctx.primitive.multiple_results)
+            with _decisions.silence(), _compat.without_varying_axes():
+                lowered = mlir.lower_fun(function, multiple_results=several)
+                return lowered(_compat.untyped(ctx), *operands)
+        if isinstance(levels, Levels):
+            reason = "the group spans several hosts"
+        else:
+            reason = levels or _faster_on_lax(request, groups)
+        call = call if reason is None else None
     alone = groups is not None and max(map(len, groups)) == 1
     if call is None and request.backend == "native" and not alone:
         raise NativeUnavailableError(
@@ -196,9 +200,9 @@ def _group_reason(groups: Groups | None) -> str | None:
     return None
 
 
-def _levels(ctx: Context, request: Request, groups: Groups | None) -> Levels | str | None:
+def _levels(ctx: Context, request: Request, groups: Groups) -> Levels | str | None:
     """Returns the levels of groups over several hosts, why there are none, or None on one host."""
-    if groups is None or jax.process_count() == 1:
+    if jax.process_count() == 1:
         return None
     devices = _compat.mesh_devices(ctx)
     if devices is None:
@@ -224,12 +228,14 @@ def _placement(ctx: Context, groups: Groups) -> dict[str, Sequence[int]]:
     }
 
 
-def lax_is_faster(request: Request, size: int, groups: Groups) -> str | None:
-    """Says so for a copy of `size` bytes a rank, where "auto" may choose; else None."""
-    if request.backend != "auto":
+def _faster_on_lax(request: Request, groups: Groups) -> str | None:
+    """Says so of a copy where "auto" may choose; else None."""
+    if request.backend != "auto" or request.copied is None:
         return None
     least = _crossovers.lax_from_bytes(request.op, len(groups[0]))
-    return None if least is None or size < least else f"lax is faster from {least} bytes on"
+    if least is None or request.copied < least:
+        return None
+    return f"lax is faster from {least} bytes on"
 
 
 def _emit(

@@ -1,8 +1,6 @@
 #include "host/call_site.h"
 
 #include <algorithm>      // std::find, std::max
-#include <array>          // std::array
-#include <cstdio>         // std::snprintf
 #include <mutex>          // std::mutex
 #include <unordered_map>  // std::unordered_map
 #include <utility>        // std::move
@@ -86,12 +84,6 @@ std::uint64_t GroupId(const std::vector<std::int64_t>& devices) {
     }
   }
   return hash;
-}
-
-std::string Seconds(std::int64_t ns) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(ns) * 1e-9);
-  return text.data();
 }
 
 }  // namespace
@@ -287,8 +279,8 @@ std::string CallSite::Describe(std::size_t group, const Meeting::OpenCall& call,
     list += device >= 0 ? " (device " + std::to_string(device) + ")"
                         : " (partition " + std::to_string(groups_[group][r]) + ")";
   }
-  return SiteText(id_) + ": waited " + Seconds(waited_ns) + " (the limit is " +
-         Seconds(timeout_ns) + ") for rank " + missing + " of " +
+  return SiteText(id_) + ": waited " + SecondsText(waited_ns) + " (the limit is " +
+         SecondsText(timeout_ns) + ") for rank " + missing + " of " +
          std::to_string(groups_[group].size()) +
          (num_here < groups_[group].size() ? ", in this process" : "") + "; arrived: rank " + came +
          "; run " + std::to_string(call.key.run) + ", execution " +

@@ -5,14 +5,13 @@
 #include <sys/syscall.h>  // SYS_futex
 #include <unistd.h>       // syscall
 
-#include <algorithm>    // std::any_of
-#include <array>        // std::array
-#include <cstdio>       // std::snprintf
 #include <ctime>        // nanosleep, timespec
+#include <optional>     // std::nullopt
 #include <string_view>  // std::string_view
 #include <utility>      // std::move
 
 #include "core/clock.h"
+#include "host/stalemate.h"
 
 namespace jaxcoll {
 namespace {
@@ -24,8 +23,10 @@ constexpr int kCrowdedLooks = 5;
 constexpr std::int64_t kSpinNs = 200'000;
 // A sleeper looks after the others this often.
 constexpr std::int64_t kNapNs = 50'000'000;
-// Calls that all have stood for this long and don't match never will.
+// Calls of one group that all have stood for this long and don't match never will.
 constexpr std::int64_t kMismatchNs = 1'000'000'000;
+// The same of calls of different groups, to which a process may come in any order.
+constexpr std::int64_t kStalemateNs = 10'000'000'000;
 
 void Relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -33,32 +34,6 @@ void Relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-std::uint64_t Mixed(std::uint64_t hash, std::uint64_t value) {
-  // splitmix64's finalizer: every bit of a name counts.
-  std::uint64_t z = (hash ^ value) + 0x9e37'79b9'7f4a'7c15;
-  z = (z ^ (z >> 30)) * 0xbf58'476d'1ce4'e5b9;
-  z = (z ^ (z >> 27)) * 0x94d0'49bb'1331'11eb;
-  return z ^ (z >> 31);
-}
-
-// Never 0, which means no call.
-std::uint64_t TagOf(const CallName& name) {
-  const std::uint64_t hash = Mixed(Mixed(Mixed(0, name.group), name.site), name.occurrence);
-  return std::max<std::uint64_t>(hash >> Lane::kProgressBits, 1);
-}
-
-CallName NameOf(const Lane& lane) {
-  return {.group = lane.group.load(std::memory_order_relaxed),
-          .site = lane.site.load(std::memory_order_relaxed),
-          .occurrence = lane.occurrence.load(std::memory_order_relaxed)};
-}
-
-std::string Seconds(std::int64_t ns) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(ns) * 1e-9);
-  return text.data();
 }
 
 }  // namespace
@@ -131,7 +106,7 @@ Exchange::Progress Exchange::Begin(const Buffers& local) {
   name_ = {.group = group_,
            .site = site_,
            .occurrence = occurrences_->fetch_add(1, std::memory_order_relaxed) + 1};
-  tag_ = TagOf(name_);
+  tag_ = name_.tag();
   return Spin(kSpinNs);
 }
 
@@ -166,7 +141,7 @@ bool Exchange::Find(Peer& peer) const {
     const std::size_t at = (peer.last_lane + i) % num_lanes;
     const Lane& lane = segment.lane(peer.seat, at);
     if (lane.word.load(std::memory_order_seq_cst) >> Lane::kProgressBits == tag_ &&
-        NameOf(lane) == name_) {
+        lane.name() == name_) {
       peer.lane = &lane;
       peer.last_lane = at;
       return true;
@@ -307,6 +282,10 @@ Exchange::Progress Exchange::Finish() {
     if (lane_ >= 0) {
       if (!is_named) {  // not in every call: others read it only where one waits for long
         lane().text.Set(names_.Text());
+        lane().members.Clear();
+        for (std::size_t process = 0; process < members_.num_processes(); ++process) {
+          lane().members.Add(members_.seat(process));
+        }
         is_named = true;
       }
       lane().waits_since_ns.store(since_ns, std::memory_order_release);
@@ -342,57 +321,27 @@ void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
       return;
     }
   }
-  std::string calls;
-  if (waited_ns >= kMismatchNs && IsMismatch(now_ns, calls)) {
-    session_->segment().Fail("the processes called different collectives, or the same in another " +
-                             ("order, over the same devices: " + calls));
+  if (std::string calls = WrongCalls(now_ns, waited_ns); !calls.empty()) {
+    session_->segment().Fail(
+        "the processes called different collectives, or the same in another order: " + calls);
     return;
   }
   const std::int64_t timeout_ns = names_.timeout_ns();
   if (timeout_ns >= 0 && waited_ns >= timeout_ns) {
-    session_->segment().Fail(WaitText(waited_ns) + " (the limit is " + Seconds(timeout_ns) + ")");
+    session_->segment().Fail(WaitText(waited_ns) + " (the limit is " + SecondsText(timeout_ns) +
+                             ")");
   }
 }
 
-// Every process of the group waits in some call of it, for long, and no call is common to all.
-bool Exchange::IsMismatch(std::int64_t now_ns, std::string& calls) const {
-  const Segment& segment = session_->segment();
-  std::vector<CallName> common;
-  for (std::size_t process = 0; process < members_.num_processes(); ++process) {
-    const std::size_t seat = members_.seat(process);
-    std::vector<CallName> open;
-    std::string text;
-    for (std::size_t i = 0; i < segment.shape().num_lanes; ++i) {
-      const Lane& lane = segment.lane(seat, i);
-      const std::uint64_t word = lane.word.load(std::memory_order_acquire);
-      const CallName name = NameOf(lane);
-      const std::int64_t since_ns = lane.waits_since_ns.load(std::memory_order_acquire);
-      const std::string what = lane.text.Get();
-      if (word == 0 || name.group != group_ || since_ns == 0 || now_ns - since_ns < kMismatchNs ||
-          TagOf(name) != word >> Lane::kProgressBits) {
-        continue;
-      }
-      std::atomic_thread_fence(std::memory_order_acquire);
-      if (lane.word.load(std::memory_order_relaxed) != word) {
-        continue;  // it went on meanwhile
-      }
-      open.push_back(name);
-      text += (text.empty() ? "" : ", and ") + what;
-    }
-    if (open.empty()) {
-      return false;
-    }
-    calls += (calls.empty() ? "process " : "; process ") +
-             std::to_string(session_->processes()[seat]) + " waits in " + text;
-    if (process == 0) {
-      common = open;
-    }
-    std::erase_if(common, [&](const CallName& name) {
-      return std::none_of(open.begin(), open.end(),
-                          [&](const CallName& other) { return other == name; });
-    });
+std::string Exchange::WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) const {
+  std::string calls;
+  if (waited_ns >= kMismatchNs) {
+    calls = FindStalemate(*session_, group_, now_ns, kMismatchNs);
   }
-  return common.empty();
+  if (waited_ns >= kStalemateNs && calls.empty()) {
+    calls = FindStalemate(*session_, std::nullopt, now_ns, kStalemateNs);
+  }
+  return calls;
 }
 
 std::string Exchange::WaitText(std::int64_t waited_ns) const {
@@ -418,7 +367,7 @@ std::string Exchange::WaitText(std::int64_t waited_ns) const {
     std::string& list = is_missing ? missing : came;
     list += (list.empty() ? "" : ", ") + text + ")";
   }
-  return names_.Text() + ": waited " + Seconds(waited_ns) + " for " +
+  return names_.Text() + ": waited " + SecondsText(waited_ns) + " for " +
          (missing.empty() ? "a free lane" : missing) + "; arrived: " + came + "; execution " +
          std::to_string(name_.occurrence) + " of this call";
 }

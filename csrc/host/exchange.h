@@ -118,7 +118,8 @@ class Exchange {
   void Sleep();
   /// Fails the job where there is no hope, or none any more.
   void Look(std::int64_t now_ns, std::int64_t since_ns);
-  bool IsMismatch(std::int64_t now_ns, std::string& calls) const;
+  /// The calls of processes that will wait for one another for ever, or nothing.
+  [[nodiscard]] std::string WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) const;
   [[nodiscard]] std::string WaitText(std::int64_t waited_ns) const;
 
   Job& job_;

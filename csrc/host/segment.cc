@@ -7,11 +7,12 @@
 #include <sys/syscall.h>  // SYS_futex
 #include <unistd.h>       // syscall, sysconf
 
-#include <cerrno>   // errno
-#include <climits>  // INT_MAX
-#include <cstring>  // std::strerror
-#include <new>      // placement new
-#include <thread>   // std::this_thread::yield
+#include <algorithm>  // std::max
+#include <cerrno>     // errno
+#include <climits>    // INT_MAX
+#include <cstring>    // std::strerror
+#include <new>        // placement new
+#include <thread>     // std::this_thread::yield
 
 #include "core/clock.h"
 
@@ -19,7 +20,7 @@ namespace jaxcoll {
 namespace {
 
 // Changes with every change of what stands in a segment.
-constexpr std::uint64_t kMagic = 0x6a61'7863'6f6c'0001;
+constexpr std::uint64_t kMagic = 0x6a61'7863'6f6c'0002;
 constexpr std::size_t kPage = 4096;
 constexpr std::int64_t kCausePatienceNs = 100'000'000;
 
@@ -33,9 +34,22 @@ std::size_t MachineBytes() {
          static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
+std::uint64_t Mixed(std::uint64_t hash, std::uint64_t value) {
+  // splitmix64's finalizer: every bit of a name counts.
+  std::uint64_t z = (hash ^ value) + 0x9e37'79b9'7f4a'7c15;
+  z = (z ^ (z >> 30)) * 0xbf58'476d'1ce4'e5b9;
+  z = (z ^ (z >> 27)) * 0x94d0'49bb'1331'11eb;
+  return z ^ (z >> 31);
+}
+
 std::string ErrorText(int error) { return std::strerror(error); }  // NOLINT(concurrency-mt-unsafe)
 
 }  // namespace
+
+std::uint64_t CallName::tag() const {
+  const std::uint64_t hash = Mixed(Mixed(Mixed(0, group), site), occurrence);
+  return std::max<std::uint64_t>(hash >> Lane::kProgressBits, 1);
+}
 
 struct Segment::Header {
   std::atomic<std::uint64_t> magic;  // written last

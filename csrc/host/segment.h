@@ -54,11 +54,35 @@ class SharedText {
   std::array<std::atomic<std::uint64_t>, kBytes / 8> words_{};
 };
 
+/// Some of the first 256 seats, which one process writes and others may read meanwhile.
+class SeatSet {
+ public:
+  void Clear() {
+    for (auto& word : words_) {
+      word.store(0, std::memory_order_relaxed);
+    }
+  }
+  void Add(std::size_t seat) {
+    if (seat < 64 * words_.size()) {
+      words_[seat / 64].fetch_or(std::uint64_t{1} << seat % 64, std::memory_order_relaxed);
+    }
+  }
+  [[nodiscard]] bool Has(std::size_t seat) const {
+    return seat < 64 * words_.size() &&
+           (words_[seat / 64].load(std::memory_order_relaxed) >> seat % 64 & 1) != 0;
+  }
+
+ private:
+  std::array<std::atomic<std::uint64_t>, 4> words_{};
+};
+
 /// Which call of the job: the same on every process that takes part.
 struct CallName {
   std::uint64_t group = 0;       ///< of the devices that take part, in rank order
   std::uint64_t site = 0;        ///< the site id that the lowering wrote into the program
   std::uint64_t occurrence = 0;  ///< how many times this group has come to this site
+  /// What stands for it in a lane's word. Never 0, which means no call.
+  [[nodiscard]] std::uint64_t tag() const;
   friend bool operator==(const CallName&, const CallName&) = default;
 };
 
@@ -69,9 +93,16 @@ struct alignas(64) Lane {
   std::atomic<std::uint64_t> group, site, occurrence;  ///< stable while `word` holds their tag
   std::atomic<std::int64_t> waits_since_ns;            ///< 0: its process does not wait in it
   alignas(64) SharedText<256> text;                    ///< of the call, while it waits
+  SeatSet members;                                     ///< who takes part, while it waits
 
   static constexpr unsigned kProgressBits = 24;
   static constexpr std::uint64_t kMaxProgress = (std::uint64_t{1} << kProgressBits) - 1;
+
+  [[nodiscard]] CallName name() const {
+    return {.group = group.load(std::memory_order_relaxed),
+            .site = site.load(std::memory_order_relaxed),
+            .occurrence = occurrence.load(std::memory_order_relaxed)};
+  }
 };
 
 /// One process.

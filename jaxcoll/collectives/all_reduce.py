@@ -5,6 +5,7 @@ rank's result is written while the block is in cache, in place. Bytes moved per 
 written, for a tree of S bytes.
 """
 
+import functools as ft
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -331,7 +332,7 @@ def _lower(
         lambda _: all_reduce_call(ctx, operands, op),
         operands,
         lambda: _lower_to_lax(ctx, operands, op, axes, axis_index_groups),
-        lambda levels: lambda *xs: [levels.all_reduce(op, x) for x in xs],
+        lambda levels: ft.partial(levels.all_reduce, op),
     )
 
 

@@ -4,7 +4,6 @@ Bytes moved per rank: S read and written, for an operand of S bytes; the root's 
 """
 
 import functools as ft
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxcoll import _compat, _engine
 from jaxcoll._config import resolve_backend
-from jaxcoll._lowering import Call, Groups, Request, lax_is_faster, lower
+from jaxcoll._lowering import Call, Request, lower
 from jaxcoll._types import AxisName, Backend
 from jaxcoll.collectives import _on_lax
 from jaxcoll.collectives._arguments import cast_varying, check_axes, check_each_leaf
@@ -147,23 +146,15 @@ def _lower(
     ctx: mlir.LoweringRuleContext, x: Any, *, axes: tuple[str, ...], root: int, backend: Backend
 ) -> Sequence[Any]:
     (aval,) = ctx.avals_in
-
-    request = Request("broadcast", axes, backend)
-
-    def make_call(groups: Groups) -> Call | str:
-        if reason := lax_is_faster(request, aval.size * aval.dtype.itemsize, groups):
-            return reason
-        attributes = {"bytes": math.prod(aval.shape) * aval.dtype.itemsize, "root": root}
-        return Call(attributes, [x.type], in_place=True)
-
+    size = aval.size * aval.dtype.itemsize
     return lower(
         ctx,
-        request,
-        make_call,
+        Request("broadcast", axes, backend, copied=size),
+        lambda _: Call({"bytes": size, "root": root}, [x.type], in_place=True),
         [x],
         lambda: _lower_to_lax(ctx, x, axes, root),
         lambda levels: ft.partial(
-            _on_lax.send, axes=axes, root=root, total=ft.partial(levels.all_reduce, "sum")
+            _on_lax.send, axes=axes, root=root, total=lambda y: levels.all_reduce("sum", y)[0]
         ),
     )
 

@@ -127,6 +127,31 @@ void ARankThatIsMissingInItsProcessFailsTheOthers(Context& context) {
                  "in this process; arrived: rank 1 (device 101)"});
 }
 
+/// A call between ranks of one process that fails keeps them from what the others wait for.
+void AFailureInsideAProcessFailsTheOthers(Context& context) {
+  const Limit limit(200 * kMs);
+  DescribeSite(208, "the call inside");
+  Host host(2);
+  const SharedSite inside(host, 208, {{1, 2}}, {0, 1, 1}, SmallOp().make);
+  const SharedSite across(host, 209, OneGroup(3), {0, 1, 1}, SmallOp().make);
+  const CallData inside_data(SmallOp(), 2, 1);
+  const CallData across_data(SmallOp(), 3, 1);
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  const auto rank_1 = [&]() -> Program {
+    CallResult result =
+        co_await inside.Begin(1, run, inside_data.operands(0), inside_data.results(0));
+    Check(!result.ok, "rank 2 does not come");
+    errors.Add(std::move(result.error));
+  };
+  RunThreads(context, 1, [&](std::size_t) {
+    rank_1().Start();
+    SleepMs(100);
+    Fails(across, 0, run, across_data, errors).Start();
+  });
+  errors.Expect(context, 2, {"the call inside: waited 0.2 s", "for rank 1 (partition 2) of 2"});
+}
+
 void DifferentCallsFailBoth(Context& context) {
   const Limit limit(kForever);
   DescribeSite(203, "the call of two");
@@ -336,6 +361,7 @@ int main(int argc, char** argv) {
   return RunTests({{"AProcessThatNeverComesIsNamed", AProcessThatNeverComesIsNamed},
                    {"ARankThatIsMissingInItsProcessFailsTheOthers",
                     ARankThatIsMissingInItsProcessFailsTheOthers},
+                   {"AFailureInsideAProcessFailsTheOthers", AFailureInsideAProcessFailsTheOthers},
                    {"DifferentCallsFailBoth", DifferentCallsFailBoth},
                    {"WaitsOfAnyLengthAreNoMismatch", WaitsOfAnyLengthAreNoMismatch},
                    {"AProcessThatLeavesIsNotWaitedFor", AProcessThatLeavesIsNotWaitedFor},

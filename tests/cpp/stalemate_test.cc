@@ -1,0 +1,126 @@
+// tests/cpp/stalemate_test.cc: which processes are told that they wait for one another.
+#include <cstddef>   // std::size_t
+#include <cstdint>   // std::int64_t, std::uint64_t
+#include <optional>  // std::nullopt
+#include <string>    // std::string, std::to_string
+#include <vector>    // std::vector
+
+#include "core/clock.h"
+#include "host/job.h"
+#include "host/segment.h"
+#include "host/stalemate.h"
+#include "processes.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+constexpr std::int64_t kPatienceNs = 1'000'000'000;
+constexpr std::uint64_t kGroupOfAll = 1;
+
+/// A call over some processes: those of one group id take part in the same ones.
+struct WaitedFor {
+  std::uint64_t group;
+  std::uint64_t site;
+  std::vector<std::size_t> members;  // processes
+};
+
+/// Processes that wait in calls, for as long as it says.
+class Waiting {
+ public:
+  explicit Waiting(std::size_t num_processes)
+      : host_(num_processes), used_(num_processes), now_ns_(NowNs()) {}
+
+  void In(std::size_t process, const WaitedFor& call, std::int64_t for_ns = 2 * kPatienceNs) {
+    const Session& session = *host_.job(process).session();
+    Lane& lane = host_.segment().lane(session.seat(), used_[process]++);
+    const CallName name{.group = call.group, .site = call.site, .occurrence = 3};
+    lane.group = name.group;
+    lane.site = name.site;
+    lane.occurrence = name.occurrence;
+    lane.word = name.tag() << Lane::kProgressBits | 1;
+    lane.text.Set("call " + std::to_string(call.site));
+    for (const std::size_t member : call.members) {
+      const std::int64_t number = kFirstProcess + static_cast<std::int64_t>(member);
+      lane.members.Add(static_cast<std::size_t>(session.SeatOf(number)));
+    }
+    lane.waits_since_ns = now_ns_ - for_ns;
+  }
+
+  /// What `process` finds.
+  std::string Found(std::size_t process, std::optional<std::uint64_t> group = std::nullopt) const {
+    return FindStalemate(*host_.job(process).session(), group, now_ns_, kPatienceNs);
+  }
+
+ private:
+  Host host_;
+  std::vector<std::size_t> used_;
+  std::int64_t now_ns_;
+};
+
+void DifferentCallsOfOneGroup(Context& context) {
+  Waiting all(3);
+  all.In(0, {kGroupOfAll, 11, {0, 1, 2}});
+  all.In(1, {kGroupOfAll, 11, {0, 1, 2}});
+  context.Expect(all.Found(0).empty(), "the third may come");
+  all.In(2, {kGroupOfAll, 12, {0, 1, 2}});
+  const std::string text =
+      "process 42 waits in call 12; process 41 waits in call 11; process 40 waits in call 11";
+  for (std::size_t process = 0; process < 3; ++process) {
+    context.Expect(all.Found(process, kGroupOfAll) == text, [&] { return all.Found(process); });
+    context.Expect(all.Found(process) == text, "among the calls of all groups, too");
+    context.Expect(all.Found(process, kGroupOfAll + 1).empty(), "another group");
+  }
+}
+
+void ACallThatAllHaveComeToGoesOn(Context& context) {
+  Waiting both(2);
+  both.In(0, {kGroupOfAll, 11, {0, 1}});
+  both.In(0, {kGroupOfAll, 12, {0, 1}});
+  both.In(1, {kGroupOfAll, 12, {0, 1}});
+  context.Expect(both.Found(0).empty() && both.Found(1).empty(), "12 will end");
+}
+
+void WhoHasNotWaitedForLongMayGoOn(Context& context) {
+  Waiting both(2);
+  both.In(0, {kGroupOfAll, 11, {0, 1}});
+  both.In(1, {kGroupOfAll, 12, {0, 1}}, kPatienceNs / 2);
+  context.Expect(both.Found(0).empty() && both.Found(1).empty(), "patience");
+}
+
+/// 0 waits for 1 in the first group, 1 for 2 in the second, 2 for 0 in the third.
+void ACircleOfGroups(Context& context) {
+  for (const bool is_closed : {true, false}) {
+    Waiting all(4);
+    all.In(0, {1, 11, {0, 1}});
+    all.In(1, {2, 12, {1, 2}});
+    all.In(2, {3, 13, {2, is_closed ? std::size_t{0} : 3}});
+    context.Expect(all.Found(0).empty() != is_closed, [&] { return all.Found(0); });
+    context.Expect(all.Found(0, 1).empty(), "one group alone does not show it");
+    context.Expect(all.Found(3).empty(), "who does not wait");
+  }
+}
+
+void OneWayOutIsEnough(Context& context) {
+  Waiting all(3);
+  all.In(0, {1, 11, {0, 1}});
+  all.In(1, {2, 12, {0, 1, 2}});
+  context.Expect(!all.Found(0).empty(), "0 and 1 wait for each other");
+  all.In(0, {3, 13, {0, 2}});
+  context.Expect(all.Found(0).empty() && all.Found(1).empty(), "2 may come to 13");
+  all.In(2, {4, 14, {1, 2}});
+  context.Expect(!all.Found(2).empty() && !all.Found(0).empty(), "2 waits for 1");
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests({{"DifferentCallsOfOneGroup", DifferentCallsOfOneGroup},
+                   {"ACallThatAllHaveComeToGoesOn", ACallThatAllHaveComeToGoesOn},
+                   {"WhoHasNotWaitedForLongMayGoOn", WhoHasNotWaitedForLongMayGoOn},
+                   {"ACircleOfGroups", ACircleOfGroups},
+                   {"OneWayOutIsEnough", OneWayOutIsEnough}},
+                  argc, argv);
+}
