@@ -116,8 +116,10 @@ struct Layout {
 
 const std::vector<Layout>& Layouts() {
   static const std::vector<Layout> layouts{
-      {{0, 1}, 2},       {{0, 0, 1, 1}, 2}, {{0, 1, 2}, 3},      {{0, 0, 0, 1}, 2},
-      {{0, 0, 1, 2}, 3}, {{0, 1, 0, 1}, 2}, {{0, 1, 2, 0, 1}, 3}};
+#ifndef __SANITIZE_THREAD__  // which takes minutes, and finds nothing more in these
+      {{0, 1}, 2},       {{0, 1, 2}, 3},    {{0, 0, 0, 1}, 2},   {{0, 1, 0, 1}, 2},
+#endif
+      {{0, 0, 1, 1}, 2}, {{0, 0, 1, 2}, 3}, {{0, 1, 2, 0, 1}, 3}};
   return layouts;
 }
 

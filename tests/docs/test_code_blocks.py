@@ -72,4 +72,6 @@ def test_blocks_run_and_print_what_the_page_says(page: pathlib.Path, tmp_path: p
 def test_commands_run(page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAXCOLL_CROSSOVERS", str(tmp_path / "crossovers.json"))
     for command in commands(page):
-        assert run(tmp_path, "-m", "jaxcoll", *command)
+        # One round is enough to see that it runs.
+        rounds = ["--rounds", "1"] * (command[0] == "bench")
+        assert run(tmp_path, "-m", "jaxcoll", *command, *rounds)

@@ -1,4 +1,4 @@
-"""The short form of the stress test: every scenario once, on 2, 3, 4 and 8 devices."""
+"""The short form of the stress test: every scenario once, on some numbers of devices."""
 
 import functools as ft
 
@@ -12,6 +12,9 @@ _LIMIT_S = 90.0
 _HARD_LIMIT_S = 270.0
 
 
+on_devices = pytest.mark.parametrize(
+    "devices", [n if n in (3, 8) else pytest.param(n, marks=pytest.mark.full) for n in DEVICES]
+)
 needs_engine = pytest.mark.skipif(not auto_is_native(), reason="a test of the native engine")
 
 
@@ -30,14 +33,14 @@ def outcome(devices: int) -> Outcome:
 
 @needs_engine
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("devices", DEVICES)
+@on_devices
 def test_scenario(devices: int, name: str):
     problem = outcome(devices).problem(name)
     assert problem is None, problem
 
 
 @needs_engine
-@pytest.mark.parametrize("devices", DEVICES)
+@on_devices
 def test_the_process_ends(devices: int):
     """In the midst of steps that nobody waits for; scenarios report their own failures."""
     assert outcome(devices).exit_code in (0, 1), outcome(devices).output
