@@ -11,6 +11,11 @@ pytestmark = pytest.mark.skipif(
 )
 full = pytest.mark.full
 LAYOUTS = [(2, 2), pytest.param(2, 1, marks=full), pytest.param(3, 1, marks=full)]
+CALLS = {  # what the text of the error names
+    "order": ("all_reduce", "ppermute"),
+    "shapes": ("f32[8]", "f32[9]"),
+    "dtypes": ("f32[8]", "i32[8]"),
+}
 ERROR = r"after (\d+\.\d) s: .*jaxcoll\.CollectiveError: "
 
 
@@ -29,14 +34,16 @@ def error_of(lines: list[str]) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize(("processes", "devices"), LAYOUTS)
-@pytest.mark.parametrize("kind", ["order", pytest.param("shapes", marks=full)])
+@pytest.mark.parametrize(
+    "kind", ["order", pytest.param("shapes", marks=full), pytest.param("dtypes", marks=full)]
+)
 def test_different_calls_are_named_on_all_within_two_seconds(kind, processes, devices, tmp_path):
     lines = fail(kind, tmp_path, processes=processes, devices=devices)
     for said in lines.values():
         seconds, text = error_of(said)
         assert seconds < 2.5  # with what JAX takes to compile
         assert "the processes called different collectives" in text
-        for call in ("f32[8]", "f32[9]") if kind == "shapes" else ("all_reduce", "ppermute"):
+        for call in CALLS[kind]:
             assert call in text
         assert re.search(r"process 0 waits in .*failing\.py:\d+ \(", text)
         assert re.search(r"process 1 waits in .*failing\.py:\d+ \(", text)

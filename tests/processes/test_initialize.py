@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 import jaxcoll
-from jaxcoll import _compat, _initialize
+from jaxcoll import _compat, _engine, _initialize
 from jaxcoll._clusters import Decision, decide
 
 # What the managers set, as far as somebody reads it; host names and addresses are made up.
@@ -231,6 +231,26 @@ def test_a_jax_that_is_not_known(monkeypatch: pytest.MonkeyPatch):
     text = "`jaxcoll run` can't be used: jax 99 is not known"
     with pytest.raises(RuntimeError, match=text):
         jaxcoll.initialize()
+
+
+SETTINGS = _engine._card()["settings"]
+
+
+def test_settings_that_agree():
+    _engine._compare("initialize", [_engine._card()["settings"] for _ in range(3)])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("process", [1, 2])
+def test_each_setting_that_differs_is_named(name: str, process: int):
+    cards = [dict(SETTINGS) for _ in range(3)]
+    cards[process][name] = "another"
+    text = (
+        f"initialize(): {name} differs between the processes of the job: process 0 has "
+        f"{SETTINGS[name]!r}, process {process} has 'another'."
+    )
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        _engine._compare("initialize", cards)
 
 
 # ---- In processes of their own -------------------------------------------------------------------

@@ -1,5 +1,11 @@
-"""Processes that compile at different times and different often: calls meet all the same."""
+"""Processes that compile at different times and different often: calls meet all the same.
 
+    compiling.py [CACHE [RANK]]
+
+`CACHE`: a folder for what is compiled, of all processes or of one alone.
+"""
+
+import collections
 import re
 import sys
 import time
@@ -43,12 +49,20 @@ def operand() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 9, (mesh().size, 33)).astype(np.int32)
 
 
+def look_ups() -> collections.Counter[str]:
+    """Returns how often something was found in the cache from now on, and how often not."""
+    counts: collections.Counter[str] = collections.Counter()
+    jax.monitoring.register_event_listener(lambda event, **_: counts.update([event]))
+    return counts
+
+
 def main() -> None:
     check_clones()
-    if len(sys.argv) > 1:  # a compilation cache that another process may have filled
+    if len(sys.argv) == 2 or sys.argv[2:] == [str(RANK)]:  # another process may have filled it
         jax.config.update("jax_compilation_cache_dir", sys.argv[1])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    counts = look_ups()
     over = mesh()
     xs = operand()
     program = mapped(step, over)
@@ -71,6 +85,9 @@ def main() -> None:
         if round_ % 5 == RANK:
             time.sleep(0.05)
         assert_blocks(program(put(xs, over)), expected(xs), f"round {round_}")
+        if round_ == 0:
+            hits, misses = (counts[f"/jax/compilation_cache/cache_{k}"] for k in ("hits", "misses"))
+            say(f"the first round: {hits} hits, {misses} misses")
     say("all rounds are right")
 
 

@@ -19,8 +19,8 @@ AXES = mesh().axis_names
 LIMIT_S = 3.0
 
 
-def ones(length: int = 8) -> jax.Array:
-    return put(np.ones((mesh().size, length), np.float32), mesh())
+def ones(length: int = 8, dtype: Any = np.float32) -> jax.Array:
+    return put(np.ones((mesh().size, length), dtype), mesh())
 
 
 def healthy(x: Any) -> Any:
@@ -60,6 +60,8 @@ def go_wrong() -> None:
     match KIND:
         case "shapes":
             run(after, ones(8 + RANK % 2))
+        case "dtypes":
+            run(after, ones(dtype=np.int32 if RANK % 2 else np.float32))
         case "order":
             run(another_order if RANK else one_order, ones())
         case "late":
@@ -108,7 +110,7 @@ def main() -> None:
         say("no error in the next call")
     except jax.errors.JaxRuntimeError as error:
         say(f"next: {error}".splitlines()[0])
-    if KIND in ("shapes", "order", "late", "late device", "stopped"):
+    if KIND in ("shapes", "dtypes", "order", "late", "late device", "stopped"):
         jaxcoll.config.timeout_s = 60
         jaxcoll.reset()
         (shard, *_) = run(healthy, ones()).addressable_shards
