@@ -21,7 +21,7 @@ Instantiated Make(ffi::Dictionary attributes) {
       const DType dtype = reader.AsType(dtypes[i]);
       leaves.push_back({dtype, reader.AsSize(counts[i]), reader.Reduce(dtype, op)});
     }
-    return reader.ok() ? std::make_unique<AllReduceWork>(std::move(leaves)) : nullptr;
+    return reader.ok() ? std::make_unique<AllReduceWork>(leaves) : nullptr;
   });
 }
 

@@ -152,12 +152,13 @@ Outcome ExecuteImpl(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer
                     ffi::RemainingRets results, ffi::Dictionary /*attributes*/, SiteState* state,
                     ffi::RunId run_id, std::int32_t device, FutureFactory& factory) {
   CallSite& site = state->site();
+  const auto id = static_cast<std::int64_t>(*logical_id.typed_data());
+  site.Prefetch(id);
   const std::int64_t run = run_id.run_id;
   const Work& work = site.work();
   if (operands.size() != work.num_operands() || results.size() != work.num_results()) {
     return Refuse(site, run, "wrong number of buffers");
   }
-  const std::int64_t id = static_cast<std::int64_t>(*logical_id.typed_data());
   const CallSite::Visit visit = site.Begin(id, device, run);
   if (visit.meeting == nullptr) {
     return Refuse(site, run, "device " + std::to_string(id) + " is in none of the groups");

@@ -12,6 +12,7 @@
 #include <utility>    // std::move
 #include <vector>     // std::vector
 
+#include "core/pooled.h"
 #include "core/types.h"
 #include "host/call_site.h"
 #include "host/work.h"
@@ -21,7 +22,7 @@
 namespace jaxcoll {
 
 /// Owns the program's reference to a call site.
-class SiteState {
+class SiteState : public Pooled {
  public:
   static xla::ffi::TypeId id;
   static const xla::ffi::TypeInfo info;

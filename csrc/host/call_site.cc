@@ -130,15 +130,6 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
     const Membership* const membership = memberships_.back().get();
     const std::size_t num_here =
         membership == nullptr ? groups_[g].size() : membership->my_ranks().size();
-    for (std::size_t r = 0; r < groups_[g].size(); ++r) {
-      if (membership != nullptr && !membership->is_mine(r)) {
-        continue;
-      }
-      Member& member = members_[static_cast<std::size_t>(groups_[g][r])];
-      member.group = g;
-      member.rank = membership == nullptr ? r : membership->position(r);
-      member.known = true;
-    }
     num_members += num_here;
     std::unique_ptr<Exchange> exchange;
     if (membership != nullptr && membership->num_processes() > 1) {
@@ -151,6 +142,16 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
           names);
     }
     meetings_.push_back(std::make_unique<Meeting>(*this, num_here, std::move(exchange)));
+    for (std::size_t r = 0; r < groups_[g].size(); ++r) {
+      if (membership != nullptr && !membership->is_mine(r)) {
+        continue;
+      }
+      Member& member = members_[static_cast<std::size_t>(groups_[g][r])];
+      member.meeting = meetings_.back().get();
+      member.rank = membership == nullptr ? r : membership->position(r);
+      member.footprint.Add(work_.get());
+      member.meeting->AddTo(member.footprint, member.rank);
+    }
   }
   // One in reserve for each device, so that every waiting program can find a thread at once.
   Runners::Get().Reserve(num_members + 1);
@@ -203,7 +204,7 @@ CallSite::Visit CallSite::Begin(std::int64_t logical_id, std::int64_t device, st
     return visit;
   }
   Member& member = members_[static_cast<std::size_t>(logical_id)];
-  if (!member.known) {
+  if (member.meeting == nullptr) {
     return visit;
   }
   member.device.store(device, std::memory_order_relaxed);
@@ -216,7 +217,7 @@ CallSite::Visit CallSite::Begin(std::int64_t logical_id, std::int64_t device, st
   visit.key = {.run = run, .iteration = member.iteration};
   visit.rank = member.rank;
   visit.now_ns = NowNs();
-  visit.meeting = meetings_[member.group].get();
+  visit.meeting = member.meeting;
   visit.entry = &Recorder::Get().Begin(device, id_, run, member.iteration, visit.now_ns);
   return visit;
 }

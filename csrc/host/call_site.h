@@ -14,6 +14,9 @@
 #include <string_view>  // std::string_view
 #include <vector>       // std::vector
 
+#include "core/footprint.h"
+#include "core/pooled.h"
+#include "core/small_array.h"
 #include "core/status.h"
 #include "host/exchange.h"
 #include "host/job.h"
@@ -32,7 +35,7 @@ struct Placement {
   std::vector<std::vector<std::int64_t>> devices;
 };
 
-class CallSite final : private CallNames {
+class CallSite final : public Pooled, private CallNames {
  public:
   /// `id` is the site id of the lowered program. `groups` holds the logical ids of each group's
   /// members in rank order; every group has the same number, at most kMaxRanks. The members of
@@ -55,6 +58,13 @@ class CallSite final : private CallNames {
   [[nodiscard]] std::uint64_t id() const { return id_; }
   /// Of the programs that resume here.
   [[nodiscard]] Pace& pace() const { return *pace_; }
+
+  /// Asks for the memory that Begin and Arrive will touch; before anything else.
+  void Prefetch(std::int64_t logical_id) const {
+    if (logical_id >= 0 && static_cast<std::size_t>(logical_id) < members_.size()) {
+      members_[static_cast<std::size_t>(logical_id)].footprint.Prefetch();
+    }
+  }
 
   /// One execution on one device, between Begin and Arrive. Null meeting: `logical_id` is in no
   /// group.
@@ -84,13 +94,13 @@ class CallSite final : private CallNames {
   void Check(std::int64_t now_ns, std::int64_t timeout_ns);
 
  private:
-  struct Member {
-    std::size_t group = 0;
+  struct Member : Pooled {
+    Meeting* meeting = nullptr;            // null: this logical id is in no group of this process
     std::size_t rank = 0;                  // among those of the group in this process
     std::atomic<std::int64_t> device{-1};  // -1: has not been here
     std::int64_t run = 0;
     std::int64_t iteration = -1;
-    bool known = false;  // false: this logical id is in no group of this process
+    Footprint footprint;
   };
 
   ~CallSite();
@@ -106,7 +116,7 @@ class CallSite final : private CallNames {
   const std::unique_ptr<const Work> work_;
   Pace* const pace_;
   Job* const job_;                                        // null: all members are in this process
-  std::vector<Member> members_;                           // by logical id
+  SmallArray<Member, 2> members_;                         // by logical id
   std::vector<std::unique_ptr<Membership>> memberships_;  // by group; null: all are here
   std::vector<std::unique_ptr<Meeting>> meetings_;        // by group; null: none is here
   std::atomic<int> references_{1};

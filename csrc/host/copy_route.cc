@@ -2,7 +2,6 @@
 
 #include <algorithm>  // std::max, std::min
 #include <cstring>    // std::memcpy, std::memset
-#include <utility>    // std::move
 
 namespace jaxcoll {
 namespace {
@@ -87,9 +86,9 @@ bool ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& loc
 
 // ---- ppermute and broadcast -------------------------------------------------------------------
 
-PermuteRoute::PermuteRoute(std::vector<std::size_t> source_of, std::size_t bytes,
+PermuteRoute::PermuteRoute(const std::vector<std::size_t>& source_of, std::size_t bytes,
                            const Membership& members, std::size_t window_bytes)
-    : source_of_(std::move(source_of)),
+    : source_of_(source_of),
       members_(members),
       is_wanted_(members.num_ranks()),
       half_bytes_(window_bytes / 2),

@@ -4,6 +4,7 @@
 #include <cstddef>  // std::byte, std::size_t
 #include <vector>   // std::vector
 
+#include "core/small_array.h"
 #include "host/copy_work.h"
 #include "host/route.h"
 #include "host/slabs.h"
@@ -36,8 +37,8 @@ class ExchangeRoute final : public Route {
 /// A round is one piece of every operand that a rank of another process wants.
 class PermuteRoute final : public Route {
  public:
-  PermuteRoute(std::vector<std::size_t> source_of, std::size_t bytes, const Membership& members,
-               std::size_t window_bytes);
+  PermuteRoute(const std::vector<std::size_t>& source_of, std::size_t bytes,
+               const Membership& members, std::size_t window_bytes);
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override;
@@ -47,9 +48,9 @@ class PermuteRoute final : public Route {
  private:
   [[nodiscard]] std::size_t At(std::size_t round, std::size_t position) const;
 
-  std::vector<std::size_t> source_of_;
+  SmallArray<std::size_t, 4> source_of_;
   const Membership& members_;
-  std::vector<bool> is_wanted_;  // by rank: by another process
+  SmallArray<bool, 8> is_wanted_;  // by rank: by another process
   std::size_t half_bytes_;
   std::size_t piece_bytes_;
   Slabs slabs_;

@@ -38,10 +38,11 @@ void Relax() {
 
 }  // namespace
 
-Exchange::Exchange(Job& job, const Session& session, std::uint64_t group, std::uint64_t site,
+Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_t site,
                    const Membership& members, std::unique_ptr<const Route> route,
                    const CallNames& names)
     : job_(job),
+      occurrences_(&session.Occurrences(group, site)),
       group_(group),
       site_(site),
       members_(members),
@@ -51,17 +52,25 @@ Exchange::Exchange(Job& job, const Session& session, std::uint64_t group, std::u
       window_bytes_(session.segment().shape().window_bytes),
       processes_(session.processes()),
       can_read_peers_(session.can_read_peers()),
+      peers_(members.num_processes() - 1),
       windows_(members.num_processes()),
-      pids_(members.num_processes()) {
-  for (std::size_t process = 0; process < members.num_processes(); ++process) {
+      pids_(members.num_processes()),
+      readers_(peers_.size()) {
+  for (std::size_t process = 0, i = 0; process < members.num_processes(); ++process) {
     if (process != members.mine()) {
-      peers_.push_back({.seat = members.seat(process)});
+      peers_[i++].seat = members.seat(process);
     }
   }
-  readers_.resize(peers_.size());
 }
 
 Exchange::~Exchange() = default;
+
+void Exchange::AddTo(Footprint& footprint) const {
+  footprint.Add(this, sizeof(*this));
+  footprint.Add(occurrences_, sizeof(*occurrences_));
+  footprint.Add(&members_, sizeof(members_));
+  footprint.Add(route_.get());
+}
 
 Lane& Exchange::lane() const {
   return session_->segment().lane(session_->seat(), static_cast<std::size_t>(lane_));
@@ -75,6 +84,10 @@ void Exchange::Prepare() {
     fits_ = session_->segment().shape().window_bytes == window_bytes_ &&
             session_->processes() == processes_ && session_->can_read_peers() == can_read_peers_ &&
             steps_.count() <= Lane::kMaxProgress;
+    for (std::size_t process = 0; process < members_.num_processes(); ++process) {
+      const Seat& seat = session_->segment().seat(members_.seat(process));
+      pids_[process] = seat.pid.load(std::memory_order_acquire);
+    }
   }
 }
 
@@ -137,13 +150,15 @@ bool Exchange::OpenLane() {
 bool Exchange::Find(Peer& peer) const {
   const Segment& segment = session_->segment();
   const std::size_t num_lanes = segment.seat(peer.seat).num_used_lanes.load();
-  for (std::size_t i = 0; i < num_lanes; ++i) {
-    const std::size_t at = (peer.last_lane + i) % num_lanes;
+  std::size_t at = session_->LikelyLane(peer.seat);
+  for (std::size_t i = 0; i < num_lanes; ++i, ++at) {
+    at = at < num_lanes ? at : 0;
     const Lane& lane = segment.lane(peer.seat, at);
     if (lane.word.load(std::memory_order_seq_cst) >> Lane::kProgressBits == tag_ &&
         lane.name() == name_) {
       peer.lane = &lane;
-      peer.last_lane = at;
+      peer.lane_number = at;
+      session_->FoundAt(peer.seat, at);
       return true;
     }
   }
@@ -206,9 +221,7 @@ bool Exchange::Advance() {
     if (phase == 1 && steps_.round(step_) == 0) {  // the first that reads
       for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {
         if (process != members_.mine()) {
-          windows_[process] = session_->segment().window(peers_[i].seat, peers_[i].last_lane);
-          pids_[process] =
-              session_->segment().seat(peers_[i].seat).pid.load(std::memory_order_relaxed);
+          windows_[process] = session_->segment().window(peers_[i].seat, peers_[i].lane_number);
           ++i;
         }
       }
@@ -223,13 +236,11 @@ bool Exchange::Advance() {
   if (session_->segment().failed()) {
     return false;  // what was read in another process may be something else by now
   }
-  Seat& seat = session_->segment().seat(session_->seat());
-  seat.last_site.store(site_, std::memory_order_relaxed);
-  seat.last_occurrence.store(name_.occurrence, std::memory_order_relaxed);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     readers_[i] = &peers_[i].lane->word;
   }
-  session_->LeaveLane(lane_, tag_ << Lane::kProgressBits | steps_.count(), readers_);
+  session_->LeaveLane(lane_, tag_ << Lane::kProgressBits | steps_.count(),
+                      {readers_.data(), readers_.size()});
   return true;
 }
 

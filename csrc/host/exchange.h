@@ -13,6 +13,9 @@
 #include <string>   // std::string
 #include <vector>   // std::vector
 
+#include "core/footprint.h"
+#include "core/pooled.h"
+#include "core/small_array.h"
 #include "core/status.h"
 #include "host/job.h"
 #include "host/route.h"
@@ -73,14 +76,17 @@ class CallNames {
 };
 
 /// The exchanges of one group at one call site, one after the other.
-class Exchange {
+class Exchange : public Pooled {
  public:
   /// `session` is the job's as it is now. All memory is allocated here.
-  Exchange(Job& job, const Session& session, std::uint64_t group, std::uint64_t site,
+  Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_t site,
            const Membership& members, std::unique_ptr<const Route> route, const CallNames& names);
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
   ~Exchange();
+
+  /// What a call touches.
+  void AddTo(Footprint& footprint) const;
 
   enum class Progress { kDone, kWaits, kFailed };
 
@@ -100,9 +106,9 @@ class Exchange {
 
  private:
   struct Peer {
-    std::size_t seat;
+    std::size_t seat = 0;
     const Lane* lane = nullptr;  // of this call; null: not found yet
-    std::size_t last_lane = 0;
+    std::size_t lane_number = 0;
     std::size_t progress = 0;
   };
 
@@ -145,10 +151,10 @@ class Exchange {
   int lane_ = -1;
   std::size_t step_ = 0;
   std::size_t needed_ = 0;  // by the step that waits
-  std::vector<Peer> peers_;
-  std::vector<std::byte*> windows_;  // by process
-  std::vector<std::int64_t> pids_;
-  Session::Readers readers_;
+  SmallArray<Peer, 3> peers_;
+  SmallArray<std::byte*, 4> windows_;  // by process
+  SmallArray<std::int64_t, 4> pids_;
+  SmallArray<Session::Reader, 3> readers_;
 };
 
 }  // namespace jaxcoll

@@ -56,6 +56,8 @@ Status Session::Begin(std::shared_ptr<const Segment> segment, std::vector<std::i
   made->is_crowded_ =
       static_cast<std::int64_t>(shape.num_seats) > std::max(1L, sysconf(_SC_NPROCESSORS_ONLN));
   made->left_.resize(shape.num_lanes);
+  made->last_lane_ = std::vector<std::atomic<std::size_t>>(shape.num_seats);
+  made->next_lane_ = std::vector<std::atomic<std::size_t>>(shape.num_seats * shape.num_lanes);
   for (std::size_t lane = shape.num_lanes; lane > 0; --lane) {
     made->fresh_.push_back(static_cast<int>(lane - 1));
   }
@@ -78,11 +80,15 @@ int Session::SeatOf(std::int64_t process) const {
 
 std::atomic<std::uint64_t>& Session::Occurrences(std::uint64_t group, std::uint64_t site) {
   const std::lock_guard<std::mutex> lock(occurrences_mutex_);
-  return occurrences_[group][site];
+  std::unique_ptr<Counter>& counter = occurrences_[group][site];
+  if (counter == nullptr) {
+    counter = std::make_unique<Counter>();
+  }
+  return counter->value;
 }
 
 bool Session::IsRead(const Left& left) {
-  for (const std::atomic<std::uint64_t>* const word : left.readers) {
+  for (const Reader word : left.readers) {
     // A reader whose lane holds another call has ended this one: it could not take it up before.
     const std::uint64_t now = word->load(std::memory_order_acquire);
     if (now >> Lane::kProgressBits == left.end_word >> Lane::kProgressBits && now < left.end_word) {
@@ -122,13 +128,17 @@ int Session::TakeLane(std::uint64_t& ticket) {
   return lane;
 }
 
-void Session::LeaveLane(int lane, std::uint64_t end_word, const Readers& readers) {
+void Session::LeaveLane(int lane, std::uint64_t end_word, std::span<const Reader> readers) {
   const std::lock_guard<SpinLock> lock(lanes_lock_);
   Left& left = left_[(first_left_ + num_left_) % left_.size()];
   ++num_left_;
   left.lane = lane;
   left.end_word = end_word;
   left.readers.assign(readers.begin(), readers.end());
+  // TakeLane will ask for these, which other cores write.
+  for (const Reader word : left_[first_left_].readers) {
+    __builtin_prefetch(word);
+  }
 }
 
 bool Session::Probe() const {

@@ -6,11 +6,13 @@
 #include <cstdint>        // std::int64_t, std::uint64_t
 #include <memory>         // std::shared_ptr, std::unique_ptr
 #include <mutex>          // std::mutex
+#include <span>           // std::span
 #include <string>         // std::string
 #include <string_view>    // std::string_view
 #include <unordered_map>  // std::unordered_map
 #include <vector>         // std::vector
 
+#include "core/pooled.h"
 #include "core/spin_lock.h"
 #include "core/status.h"
 #include "host/segment.h"
@@ -49,10 +51,21 @@ class Session {
   /// processes begin in one order so never hold all lanes that an earlier one waits for.
   int TakeLane(std::uint64_t& ticket);
   /// The words in which other processes publish the same call.
-  using Readers = std::vector<const std::atomic<std::uint64_t>*>;
+  using Reader = const std::atomic<std::uint64_t>*;
   /// The call in `lane` is over for this process, and `end_word` is what the lane's word holds;
   /// `readers` may still read.
-  void LeaveLane(int lane, std::uint64_t end_word, const Readers& readers);
+  void LeaveLane(int lane, std::uint64_t end_word, std::span<const Reader> readers);
+
+  /// Where to look first for the lane of another process's next call: processes go round among few
+  /// lanes. A hint, by what was found before.
+  [[nodiscard]] std::size_t LikelyLane(std::size_t seat) const {
+    return next_lane_[At(seat, last_lane_[seat].load(std::memory_order_relaxed))].load(
+        std::memory_order_relaxed);
+  }
+  void FoundAt(std::size_t seat, std::size_t lane) {
+    const std::size_t last = last_lane_[seat].exchange(lane, std::memory_order_relaxed);
+    next_lane_[At(seat, last)].store(lane, std::memory_order_relaxed);
+  }
 
   /// Whether this process may read the memory of all others (host/peer_memory.h): asks for the
   /// nonce that stands in each.
@@ -71,12 +84,15 @@ class Session {
   struct Left {
     int lane;
     std::uint64_t end_word;
-    Readers readers;
+    std::vector<Reader> readers;
   };
 
   Session() = default;
 
   static bool IsRead(const Left& left);
+  [[nodiscard]] std::size_t At(std::size_t seat, std::size_t lane) const {
+    return seat * left_.size() + lane;
+  }
 
   std::shared_ptr<const Segment> segment_;
   std::size_t seat_ = 0;
@@ -86,7 +102,10 @@ class Session {
   std::uint64_t probe_ = 0;  // what others find here
 
   std::mutex occurrences_mutex_;
-  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::atomic<std::uint64_t>>>
+  struct Counter : Pooled {
+    std::atomic<std::uint64_t> value{0};
+  };
+  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::unique_ptr<Counter>>>
       occurrences_;  // by group and site
 
   // Lanes go round among as few as possible, whose windows so stay in this core's cache: the one
@@ -96,6 +115,9 @@ class Session {
   std::vector<int> fresh_;
   std::vector<Left> left_;  // a ring of num_lanes
   std::size_t first_left_ = 0, num_left_ = 0;
+
+  // Hints: the lane found last by seat, and the one that was found after each.
+  std::vector<std::atomic<std::size_t>> last_lane_, next_lane_;
 };
 
 /// Where call sites find the session. One for each process, Get(), never destroyed; tests have

@@ -41,8 +41,8 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange
       ranks_(num_ranks),
       helpers_(num_helpers_) {
   for (Rank& rank : ranks_) {
-    rank.operands.resize(site.work().num_operands());
-    rank.results.resize(site.work().num_results());
+    rank.operands.Reset(site.work().num_operands());
+    rank.results.Reset(site.work().num_results());
   }
   for (Help& helper : helpers_) {
     helper.meeting = this;
@@ -50,6 +50,16 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange
 }
 
 Meeting::~Meeting() = default;
+
+void Meeting::AddTo(Footprint& footprint, std::size_t rank) const {
+  footprint.Add(this, sizeof(*this));
+  if (num_ranks_ > 1) {  // else it lies within
+    footprint.Add(&ranks_[rank], sizeof(Rank));
+  }
+  if (exchange_ != nullptr) {
+    exchange_->AddTo(footprint);
+  }
+}
 
 Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
                         Recorder::Entry& entry, WaiterFactory& factory) {

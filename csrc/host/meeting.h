@@ -24,6 +24,9 @@
 #include <mutex>    // std::mutex
 #include <vector>   // std::vector
 
+#include "core/footprint.h"
+#include "core/pooled.h"
+#include "core/small_array.h"
 #include "core/status.h"
 #include "host/recorder.h"
 #include "host/runners.h"
@@ -70,7 +73,7 @@ struct Arrival {
 class CallSite;
 class Exchange;
 
-class Meeting {
+class Meeting : public Pooled {
  public:
   /// For the `num_ranks` ranks of this process; null `exchange`: there are no others. `site`
   /// outlives the meeting. All memory is allocated here.
@@ -84,6 +87,9 @@ class Meeting {
     ranks_[rank].operands[i] = data;
   }
   void SetResult(std::size_t rank, std::size_t i, void* data) { ranks_[rank].results[i] = data; }
+
+  /// What a call of rank `rank` touches.
+  void AddTo(Footprint& footprint, std::size_t rank) const;
 
   /// Rank `rank` comes for the call `key`. After kWaits the caller must touch nothing of the site.
   Arrival Arrive(const Key& key, std::size_t rank, std::int64_t now_ns, Recorder::Entry& entry,
@@ -139,9 +145,9 @@ class Meeting {
     Meeting& meeting_;
   };
 
-  struct Rank {
-    std::vector<const void*> operands;
-    std::vector<void*> results;
+  struct Rank : Pooled {
+    SmallArray<const void*, 2> operands;
+    SmallArray<void*, 2> results;
     Resumption resumption;
     bool arrived = false;
     bool waits = false;
@@ -166,8 +172,8 @@ class Meeting {
   Continuation continuation_;
   const std::size_t num_chunks_;
   const std::size_t num_helpers_;
-  std::vector<const void*> operands_;
-  std::vector<void*> results_;
+  SmallArray<const void*, 4> operands_;
+  SmallArray<void*, 4> results_;
 
   std::mutex mutex_;  // guards the next nine
   State state_ = State::kDone;
@@ -177,7 +183,7 @@ class Meeting {
   std::int64_t met_ns_ = 0;
   std::size_t num_arrived_ = 0;
   std::uint64_t num_done_ = 0;  // calls
-  std::vector<Rank> ranks_;
+  SmallArray<Rank, 1> ranks_;
   std::shared_ptr<const Status> failure_;
 
   // Of the call in progress. A helper that comes late for one call is as good a helper for the

@@ -3,7 +3,6 @@
 #include <algorithm>  // std::max, std::min
 #include <array>      // std::array
 #include <cstring>    // std::memcpy
-#include <utility>    // std::move
 
 namespace jaxcoll {
 namespace {
@@ -45,24 +44,28 @@ std::size_t ChunkBytes(const std::vector<ReducedLeaf>& leaves, const Membership&
 // ---- Trees ------------------------------------------------------------------------------------
 
 PackedTree::PackedTree(const std::vector<ReducedLeaf>& leaves, std::size_t chunk_bytes) {
+  std::vector<PackedPiece> pieces;
+  std::vector<std::size_t> ends;
   std::size_t filled = 0;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const std::size_t size = SizeOf(leaves[i].dtype);
     for (std::size_t begin = 0; begin < leaves[i].count;) {
       if (filled + kAlignment > chunk_bytes) {
-        ends_.push_back(pieces_.size());
+        ends.push_back(pieces.size());
         filled = 0;
       }
       const std::size_t count = std::min(leaves[i].count - begin, (chunk_bytes - filled) / size);
-      pieces_.push_back(
+      pieces.push_back(
           {.leaf = i, .begin = begin * size, .bytes = count * size, .count = count, .at = filled});
       begin += count;
       filled += Aligned(count * size);
     }
   }
   if (filled > 0) {
-    ends_.push_back(pieces_.size());
+    ends.push_back(pieces.size());
   }
+  pieces_.Assign(pieces);
+  ends_.Assign(ends);
 }
 
 std::size_t PackedTree::PackedBytes(const std::vector<ReducedLeaf>& leaves) {
@@ -73,11 +76,12 @@ std::size_t PackedTree::PackedBytes(const std::vector<ReducedLeaf>& leaves) {
   return bytes;
 }
 
-OneShotAllReduce::OneShotAllReduce(std::vector<ReducedLeaf> leaves, const Membership& members)
-    : leaves_(std::move(leaves)),
+OneShotAllReduce::OneShotAllReduce(const std::vector<ReducedLeaf>& leaves,
+                                   const Membership& members)
+    : leaves_(leaves),
       members_(members),
-      rank_bytes_(PackedTree::PackedBytes(leaves_)),
-      tree_(leaves_, rank_bytes_) {}
+      rank_bytes_(PackedTree::PackedBytes(leaves)),
+      tree_(leaves, rank_bytes_) {}
 
 bool OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffers& local,
                            const Processes& processes) const {
@@ -108,13 +112,13 @@ bool OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffe
 }
 
 // A half window: for each owner, each of this process's ranks' chunk; then the reduced chunk.
-ChunkedAllReduce::ChunkedAllReduce(std::vector<ReducedLeaf> leaves, const Membership& members,
-                                   std::size_t window_bytes)
-    : leaves_(std::move(leaves)),
+ChunkedAllReduce::ChunkedAllReduce(const std::vector<ReducedLeaf>& leaves,
+                                   const Membership& members, std::size_t window_bytes)
+    : leaves_(leaves),
       members_(members),
       half_bytes_(window_bytes / 2),
-      chunk_bytes_(ChunkBytes(leaves_, members, half_bytes_)),
-      tree_(leaves_, chunk_bytes_) {}
+      chunk_bytes_(ChunkBytes(leaves, members, half_bytes_)),
+      tree_(leaves, chunk_bytes_) {}
 
 std::size_t ChunkedAllReduce::num_rounds() const {
   const std::size_t processes = members_.num_processes();
@@ -173,15 +177,15 @@ bool ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& 
   return true;
 }
 
-std::unique_ptr<const Route> MakeAllReduceRoute(std::vector<ReducedLeaf> leaves,
+std::unique_ptr<const Route> MakeAllReduceRoute(const std::vector<ReducedLeaf>& leaves,
                                                 const Membership& members,
                                                 std::size_t window_bytes) {
   const std::size_t bytes = PackedTree::PackedBytes(leaves);
   if (bytes * members.num_ranks() <= kOneShotBytes &&
       bytes * members.most_ranks() <= window_bytes) {
-    return std::make_unique<OneShotAllReduce>(std::move(leaves), members);
+    return std::make_unique<OneShotAllReduce>(leaves, members);
   }
-  return std::make_unique<ChunkedAllReduce>(std::move(leaves), members, window_bytes);
+  return std::make_unique<ChunkedAllReduce>(leaves, members, window_bytes);
 }
 
 // ---- reduce_scatter ---------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include <memory>   // std::unique_ptr
 #include <vector>   // std::vector
 
+#include "core/small_array.h"
 #include "core/types.h"
 #include "host/route.h"
 #include "host/slabs.h"
@@ -45,15 +46,15 @@ class PackedTree {
   static std::size_t PackedBytes(const std::vector<ReducedLeaf>& leaves);
 
  private:
-  std::vector<PackedPiece> pieces_;
-  std::vector<std::size_t> ends_;
+  SmallArray<PackedPiece, 2> pieces_;
+  SmallArray<std::size_t, 2> ends_;
 };
 
 /// Every process leaves its ranks' trees and reduces all of them. One synchronisation: the way for
 /// small trees. Each process writes its S and reads everybody's.
 class OneShotAllReduce final : public Route {
  public:
-  OneShotAllReduce(std::vector<ReducedLeaf> leaves, const Membership& members);
+  OneShotAllReduce(const std::vector<ReducedLeaf>& leaves, const Membership& members);
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override { return 1; }
@@ -61,7 +62,7 @@ class OneShotAllReduce final : public Route {
                          const Processes& processes) const override;
 
  private:
-  std::vector<ReducedLeaf> leaves_;
+  SmallArray<ReducedLeaf, 2> leaves_;
   const Membership& members_;
   std::size_t rank_bytes_;
   PackedTree tree_;
@@ -72,7 +73,7 @@ class OneShotAllReduce final : public Route {
 /// of S bytes each process reads and writes about 2 S.
 class ChunkedAllReduce final : public Route {
  public:
-  ChunkedAllReduce(std::vector<ReducedLeaf> leaves, const Membership& members,
+  ChunkedAllReduce(const std::vector<ReducedLeaf>& leaves, const Membership& members,
                    std::size_t window_bytes);
 
   [[nodiscard]] std::size_t num_phases() const override { return 3; }
@@ -85,7 +86,7 @@ class ChunkedAllReduce final : public Route {
                                   std::size_t position) const;
   [[nodiscard]] std::byte* Reduced(std::byte* window, std::size_t round) const;
 
-  std::vector<ReducedLeaf> leaves_;
+  SmallArray<ReducedLeaf, 2> leaves_;
   const Membership& members_;
   std::size_t half_bytes_;
   std::size_t chunk_bytes_;
@@ -93,7 +94,7 @@ class ChunkedAllReduce final : public Route {
 };
 
 /// The better of the two for a tree of this size.
-std::unique_ptr<const Route> MakeAllReduceRoute(std::vector<ReducedLeaf> leaves,
+std::unique_ptr<const Route> MakeAllReduceRoute(const std::vector<ReducedLeaf>& leaves,
                                                 const Membership& members,
                                                 std::size_t window_bytes);
 

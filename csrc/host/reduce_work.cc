@@ -15,7 +15,7 @@ constexpr std::size_t kChunkBytes = std::size_t{64} * 1024;
 
 }  // namespace
 
-AllReduceWork::AllReduceWork(std::vector<Leaf> leaves) : leaves_(std::move(leaves)) {
+AllReduceWork::AllReduceWork(const std::vector<Leaf>& leaves) : leaves_(leaves) {
   std::size_t chunk_bytes = 0;
   for (std::size_t i = 0; i < leaves_.size(); ++i) {
     const std::size_t size = SizeOf(leaves_[i].dtype);
@@ -68,7 +68,7 @@ void AllReduceWork::Run(std::size_t chunk, const Buffers& buffers) const {
 
 std::unique_ptr<const Route> AllReduceWork::MakeRoute(const Membership& members,
                                                       const RouteOptions& options) const {
-  return MakeAllReduceRoute(leaves_, members, options.window_bytes);
+  return MakeAllReduceRoute({leaves_.begin(), leaves_.end()}, members, options.window_bytes);
 }
 
 ReduceScatterWork::ReduceScatterWork(DType dtype, ReduceFn reduce, std::size_t outer,

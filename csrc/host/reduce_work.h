@@ -5,6 +5,7 @@
 #include <memory>   // std::unique_ptr
 #include <vector>   // std::vector
 
+#include "core/small_array.h"
 #include "core/types.h"
 #include "host/reduce_route.h"
 #include "host/slabs.h"
@@ -21,7 +22,7 @@ class AllReduceWork final : public Work {
  public:
   using Leaf = ReducedLeaf;
 
-  explicit AllReduceWork(std::vector<Leaf> leaves);
+  explicit AllReduceWork(const std::vector<Leaf>& leaves);
 
   [[nodiscard]] std::size_t num_operands() const override { return leaves_.size(); }
   [[nodiscard]] std::size_t num_results() const override { return leaves_.size(); }
@@ -40,7 +41,7 @@ class AllReduceWork final : public Work {
     std::size_t count;
   };
 
-  std::vector<Leaf> leaves_;
+  SmallArray<Leaf, 2> leaves_;
   std::vector<Piece> pieces_;
   std::vector<std::size_t> chunk_ends_;  // chunk c holds pieces [chunk_ends_[c-1], chunk_ends_[c])
   std::size_t bytes_ = 0;                // of one rank's tree

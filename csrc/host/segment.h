@@ -115,7 +115,6 @@ struct alignas(64) Seat {
   std::atomic<std::int64_t> start_ticks;      ///< of the process, so that a reused pid shows
   std::atomic<std::int64_t> leaves_since_ns;  ///< 0: it is not about to exit
   std::atomic<const std::uint64_t*> probe;    ///< where the job's nonce stands in its memory
-  std::atomic<std::uint64_t> last_site, last_occurrence;  ///< of the call completed last
 };
 
 /// The measures of a segment.

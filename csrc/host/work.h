@@ -4,6 +4,8 @@
 #include <cstddef>  // std::size_t
 #include <memory>   // std::unique_ptr
 
+#include "core/pooled.h"
+
 namespace jaxcoll {
 
 class Membership;
@@ -21,7 +23,7 @@ struct Buffers {
 /// one instance serves all groups and meetings of a call site. Together the chunks write every
 /// element of every result (result buffers arrive uninitialised), each element once, with values
 /// that do not depend on who runs which chunk.
-class Work {
+class Work : public Pooled {
  public:
   Work() = default;
   Work(const Work&) = delete;

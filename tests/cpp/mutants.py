@@ -59,20 +59,27 @@ MUTANTS = [
     Mutant(
         "clones of one call are sites of their own, though they share the site id",
         "csrc/host/call_site.cc",
-        "visit.meeting = meetings_[member.group].get();",
+        "visit.meeting = member.meeting;",
         """static std::mutex mutex;
   static auto* const firsts = new std::unordered_map<std::uint64_t, CallSite*>();
   const std::lock_guard<std::mutex> lock(mutex);
   CallSite* const first = firsts->try_emplace(id_, this).first->second;
-  visit.meeting = first->meetings_[member.group].get();""",
+  visit.meeting = first->members_[static_cast<std::size_t>(logical_id)].meeting;""",
         ("meeting", "ClonesStayApart"),
     ),
     Mutant(
         "groups meet for themselves",
         "csrc/host/call_site.cc",
-        "meetings_[member.group].get();",
-        "meetings_[0].get();",
+        "member.meeting = meetings_.back().get();",
+        "member.meeting = meetings_.front().get();",
         ("meeting", "GroupsOfAMesh"),
+    ),
+    Mutant(
+        "a chunk lives as long as its last object",
+        "csrc/core/pooled.cc",
+        "if (--chunk->num_objects > 0) {",
+        "if (--chunk->num_objects > 1) {",
+        ("pooled", "ObjectsKeepWhatTheyHold"),
     ),
     Mutant(
         "a meeting that is done is opened anew, also for run 0",

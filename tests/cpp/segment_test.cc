@@ -88,6 +88,8 @@ void LanesAreTakenAgainOnceTheyAreRead(Context& context) {
   Session& session = *host.job(0).session();
   constexpr std::uint64_t kEnd = std::uint64_t{9} << Lane::kProgressBits | 4;
   std::array<std::atomic<std::uint64_t>, 2> words{};
+  const std::array<Session::Reader, 2> both{&words[0], &words[1]};
+  const std::array<Session::Reader, 1> one{&words[0]};
   std::uint64_t first = 0, second = 0, third = 0;
   const int lane = session.TakeLane(first);
   const int other = session.TakeLane(second);
@@ -95,17 +97,17 @@ void LanesAreTakenAgainOnceTheyAreRead(Context& context) {
   context.Expect(session.TakeLane(third) < 0, "no third one");
   words[0] = kEnd - 1;
   words[1] = kEnd;
-  session.LeaveLane(lane, kEnd, {&words[0], &words[1]});
+  session.LeaveLane(lane, kEnd, both);
   context.Expect(session.TakeLane(third) < 0, "one still reads");
   std::uint64_t fourth = 0;
   words[0] = kEnd;
   context.Expect(session.TakeLane(fourth) < 0, "the third one is served first");
   context.Expect(session.TakeLane(third) == lane, "all have read");
-  session.LeaveLane(other, kEnd, {&words[0]});
+  session.LeaveLane(other, kEnd, one);
   words[0] = 0;
   context.Expect(session.TakeLane(fourth) == other, "the reader's lane is being written");
   std::uint64_t fifth = 0;
-  session.LeaveLane(lane, kEnd, {&words[0], &words[1]});
+  session.LeaveLane(lane, kEnd, both);
   words[0] = std::uint64_t{10} << Lane::kProgressBits | 1;
   context.Expect(session.TakeLane(fifth) == lane, "the reader is at another call");
 }

@@ -1,0 +1,52 @@
+// core/small_array.h: an array of fixed size that lies within its owner where it is small.
+#pragma once
+
+#include <algorithm>  // std::copy
+#include <array>      // std::array
+#include <cstddef>    // std::size_t
+#include <memory>     // std::make_unique, std::unique_ptr
+#include <vector>     // std::vector
+
+namespace jaxcoll {
+
+/// A call touches dozens of cache lines that nobody has touched since the program's last run. What
+/// lies together can be fetched together (core/prefetch.h), and needs no pointer to be read first.
+template <typename T, std::size_t kInside>
+class SmallArray {
+ public:
+  SmallArray() = default;
+  explicit SmallArray(std::size_t size) { Reset(size); }
+  explicit SmallArray(const std::vector<T>& values) { Assign(values); }
+  SmallArray(const SmallArray&) = delete;
+  SmallArray& operator=(const SmallArray&) = delete;
+  ~SmallArray() = default;
+
+  /// Once, before the array is used.
+  void Reset(std::size_t size) {
+    size_ = size;
+    outside_ = size > kInside ? std::make_unique<T[]>(size) : nullptr;
+  }
+  void Assign(const std::vector<T>& values) {
+    Reset(values.size());
+    std::copy(values.begin(), values.end(), begin());
+  }
+
+  [[nodiscard]] std::size_t size() const { return size_; }
+  [[nodiscard]] T* data() { return outside_ == nullptr ? inside_.data() : outside_.get(); }
+  [[nodiscard]] const T* data() const {
+    return outside_ == nullptr ? inside_.data() : outside_.get();
+  }
+  T& operator[](std::size_t i) { return data()[i]; }
+  const T& operator[](std::size_t i) const { return data()[i]; }
+  [[nodiscard]] T* begin() { return data(); }
+  [[nodiscard]] T* end() { return data() + size_; }
+  [[nodiscard]] const T* begin() const { return data(); }
+  [[nodiscard]] const T* end() const { return data() + size_; }
+
+ private:
+  std::size_t size_ = 0;
+  std::unique_ptr<T[]> outside_;  // null: inside_
+  std::array<T, kInside> inside_{};
+};
+
+}  // namespace jaxcoll
