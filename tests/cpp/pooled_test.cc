@@ -9,7 +9,7 @@
 #include <vector>     // std::vector
 
 #include "core/small_array.h"
-#include "ranks.h"
+#include "ops.h"
 #include "testing.h"
 
 namespace jaxcoll::testing {
