@@ -133,9 +133,19 @@ std::optional<std::string> JobFailure() {
   return session->segment().failure();
 }
 
-bool ProbePeers() { return Joined()->Probe(); }
+void RequireJoined() {
+  if (Joined() == nullptr) {
+    throw std::runtime_error("no segment was joined");
+  }
+}
+
+bool ProbePeers() {
+  RequireJoined();
+  return Joined()->Probe();
+}
 
 void Start(bool reads_peers) {
+  RequireJoined();
   Joined()->LetPeersBeRead(reads_peers);
   Job::Get().Attach(std::move(Joined()));
 }

@@ -4,13 +4,17 @@ For what is said seldom: each note costs a message to the service, and each read
 """
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxcoll import _compat
 from jaxcoll._config import config
 
 _PATIENCE_S = 3600
+# How often to look whether who is waited for is still there.
+_LOOK_S = 0.5
 
 
 class Board:
@@ -23,6 +27,11 @@ class Board:
         self._process = process
         self._processes = processes
         self._client = _compat.distributed_client()
+        self._pids: Mapping[int, int] = {}
+
+    def watch(self, pids: Mapping[int, int]) -> None:
+        """Takes the pids of processes of this host, whose end is then noticed."""
+        self._pids = pids
 
     def exchange(self, topic: str, note: Any) -> list[Any]:
         """Returns the notes of all processes, in their order."""
@@ -34,11 +43,33 @@ class Board:
 
     def _read(self, folder: str, process: int) -> Any:
         seconds = _PATIENCE_S if config.timeout_s is None else config.timeout_s
-        try:
-            note = self._client.blocking_key_value_get(f"{folder}/{process}", int(1000 * seconds))
-        except Exception as error:  # of jaxlib's making, one type for all that goes wrong
-            raise RuntimeError(
-                f"{self._call}(): process {process} did not come within {seconds:g} s. All "
-                f"processes of the job must call it. ({str(error).splitlines()[0]})"
-            ) from error
-        return json.loads(note)
+        until = time.monotonic() + seconds
+        while True:
+            left = max(until - time.monotonic(), 0.001)
+            try:
+                return json.loads(
+                    self._client.blocking_key_value_get(
+                        f"{folder}/{process}", int(1000 * min(left, _LOOK_S)) + 1
+                    )
+                )
+            except Exception as error:  # of jaxlib's making, one type for all that goes wrong
+                if process in self._pids and _has_ended(self._pids[process]):
+                    raise RuntimeError(
+                        f"{self._call}(): process {process} (pid {self._pids[process]}) has ended."
+                    ) from error
+                if "DEADLINE_EXCEEDED" in str(error) and time.monotonic() < until:
+                    continue
+                raise RuntimeError(
+                    f"{self._call}(): process {process} did not come within {seconds:g} s. All "
+                    f"processes of the job must call it. ({str(error).splitlines()[0]})"
+                ) from error
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return Path("/proc/self/stat").exists() and not Path(f"/proc/{pid}").exists()
+    return stat.rpartition(")")[2].split()[0] in ("Z", "X")

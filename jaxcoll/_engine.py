@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ _PAGE = 4096
 class _State:
     attachments: int = 0
     host_of: Sequence[str] = ()
+    pids: Mapping[int, int] = dataclasses.field(default_factory=dict)  # of this host's processes
     problem: str | None = None
     window_bytes: int = 0
 
@@ -85,11 +86,14 @@ def attach(call: str = "initialize") -> None:
     # The same number on all: it counts what has succeeded, and who fails may try again.
     attempt = _state.attachments + 1
     board = Board(call, f"jaxcoll/{attempt}", process, range(num_processes))
+    board.watch(_state.pids)
 
     cards = board.exchange("settings", _card())
     _compare(call, [card["settings"] for card in cards])
     hosts = [card["host"] for card in cards]
     here = [i for i, host in enumerate(hosts) if host == hosts[process]]
+    _state.pids = {i: cards[i]["pid"] for i in here}
+    board.watch(_state.pids)
     devices = [cards[i]["devices"] for i in here]
     # Alone on the host there is nobody to share with: the seat alone counts.
     lanes, window = _measures(devices) if len(here) > 1 else (1, _PAGE)
@@ -229,6 +233,7 @@ def _card() -> dict[str, Any]:
     """What a process tells all others."""
     return {
         "host": _host(),
+        "pid": os.getpid(),
         "devices": _num_devices(),
         "missing": _native.missing_reason(),
         "settings": {

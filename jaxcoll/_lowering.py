@@ -114,7 +114,7 @@ def lower(
         if isinstance(levels, Levels):
             reason = "the group spans several hosts"
         else:
-            reason = levels or _faster_on_lax(request, groups)
+            reason = levels or _faster_on_lax(ctx, request, groups)
         call = call if reason is None else None
     alone = groups is not None and max(map(len, groups)) == 1
     if call is None and request.backend == "native" and not alone:
@@ -228,10 +228,14 @@ def _placement(ctx: Context, groups: Groups) -> dict[str, Sequence[int]]:
     }
 
 
-def _faster_on_lax(request: Request, groups: Groups) -> str | None:
-    """Says so of a copy where "auto" may choose; else None."""
+def _faster_on_lax(ctx: Context, request: Request, groups: Groups) -> str | None:
+    """Says so of a copy inside processes, where "auto" may choose; else None."""
     if request.backend != "auto" or request.copied is None:
         return None
+    processes = _placement(ctx, groups)["processes"]
+    size = len(groups[0])
+    if any(len(set(processes[i : i + size])) > 1 for i in range(0, len(processes), size)):
+        return None  # Gloo, which takes longer and does not say who is missing
     least = _crossovers.lax_from_bytes(request.op, len(groups[0]))
     if least is None or request.copied < least:
         return None

@@ -6,6 +6,14 @@
 #include <new>      // std::bad_alloc, placement new
 
 namespace jaxcoll {
+
+#ifdef __SANITIZE_ADDRESS__  // which looks at each object
+
+void* Pooled::Allocate(std::size_t bytes) { return ::operator new(bytes); }
+void Pooled::Free(void* object) { ::operator delete(object); }
+
+#else
+
 namespace {
 
 constexpr std::size_t kLine = 64;
@@ -43,13 +51,6 @@ Chunk* ChunkOf(void* object) {
 }
 
 }  // namespace
-
-#ifdef __SANITIZE_ADDRESS__  // which looks at each object
-
-void* Pooled::Allocate(std::size_t bytes) { return ::operator new(bytes); }
-void Pooled::Free(void* object) { ::operator delete(object); }
-
-#else
 
 void* Pooled::Allocate(std::size_t bytes) {
   bytes = (bytes + kLine - 1) / kLine * kLine;

@@ -50,6 +50,18 @@ def test_different_calls_are_named_on_all_within_two_seconds(kind, processes, de
         assert "works again" in said
 
 
+@full
+def test_another_order_of_calls_over_different_groups(tmp_path):
+    for said in fail("groups", tmp_path, processes=2, devices=2).values():
+        seconds, text = error_of(said)
+        assert 10 <= seconds < 13
+        assert re.search(
+            r"process 0 waits in all_reduce over \"p\" of .*\(over_processes\)", text
+        ), text
+        assert re.search(r"process 1 waits in all_reduce over .*\(over_all_first\)", text), text
+        assert "works again" in said
+
+
 @pytest.mark.parametrize(("processes", "devices"), LAYOUTS)
 def test_a_late_process_is_named_at_the_limit(processes, devices, tmp_path):
     lines = fail("late", tmp_path, processes=processes, devices=devices)
@@ -85,6 +97,8 @@ def test_a_killed_process_is_named_within_a_second(killed, processes, tmp_path):
         assert seconds < 2  # with what JAX takes to compile
         assert re.search(rf"rank {killed} \(process {killed}, pid \d+, gone\)", text), text
         assert any(line.startswith("next: ") for line in said)
+        ended = rf"reset\(\): process {killed} \(pid \d+\) has ended\."
+        assert any(re.fullmatch(ended, line) for line in said), said
 
 
 def test_a_stopped_process_is_named_and_fails_when_it_goes_on(tmp_path):

@@ -39,6 +39,14 @@ def another_order(x: Any) -> Any:
     return jaxcoll.ppermute(jaxcoll.all_reduce(x, AXES), AXES, [(0, 1)])
 
 
+def over_processes(x: Any) -> Any:
+    return jaxcoll.all_reduce(jaxcoll.all_reduce(x, "p"), AXES)
+
+
+def over_all_first(x: Any) -> Any:
+    return jaxcoll.all_reduce(jaxcoll.all_reduce(x, AXES), "p")
+
+
 def run(f: Any, x: jax.Array) -> jax.Array:
     return jax.block_until_ready(mapped(f, mesh())(x))
 
@@ -64,6 +72,9 @@ def go_wrong() -> None:
             run(after, ones(dtype=np.int32 if RANK % 2 else np.float32))
         case "order":
             run(another_order if RANK else one_order, ones())
+        case "groups":
+            jaxcoll.config.timeout_s = 60
+            run(over_all_first if RANK else over_processes, ones())
         case "late":
             if RANK == 1:
                 time.sleep(LIMIT_S + 2)
@@ -110,7 +121,13 @@ def main() -> None:
         say("no error in the next call")
     except jax.errors.JaxRuntimeError as error:
         say(f"next: {error}".splitlines()[0])
-    if KIND in ("shapes", "dtypes", "order", "late", "late device", "stopped"):
+    if "killed" in KIND:
+        try:
+            jaxcoll.reset()
+            say("no error in reset")
+        except RuntimeError as error:
+            say(str(error))
+    if KIND in ("shapes", "dtypes", "order", "groups", "late", "late device", "stopped"):
         jaxcoll.config.timeout_s = 60
         jaxcoll.reset()
         (shard, *_) = run(healthy, ones()).addressable_shards
