@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from jaxcoll import _compat, _crossovers, _native, _segments
+from jaxcoll import _compat, _crossovers, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
 
@@ -234,7 +234,7 @@ def _card() -> dict[str, Any]:
     return {
         "host": _host(),
         "pid": os.getpid(),
-        "devices": _num_devices(),
+        "devices": _processes.expected_devices(),
         "missing": _native.missing_reason(),
         "settings": {
             "jax": jax.__version__,
@@ -301,15 +301,6 @@ def _segment_bytes() -> int | None:
             f"{value!r}."
         )
     return int(match[1]) * units[match[2]]
-
-
-def _num_devices() -> int:
-    """How many CPU devices this process will have, without starting JAX."""
-    configured = jax.config.jax_num_cpu_devices
-    flags = re.findall(
-        r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
-    )
-    return max(1, configured, *(int(count) for count in flags[-1:]))
 
 
 def _host() -> str:

@@ -3,7 +3,6 @@
 import functools as ft
 import importlib.util
 import os
-import re
 import time
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax
 from jaxcoll import _clusters, _compat, _engine
 from jaxcoll._config import logger
 from jaxcoll._errors import one_of
-from jaxcoll._processes import jax_has_started, needed_environment
+from jaxcoll._processes import expected_devices, jax_has_started, needed_environment
 
 # How long the process that has JAX's coordination service waits at its end for the others, which
 # do not survive the service. JAX's own limit.
@@ -52,7 +51,7 @@ def initialize() -> None:
         return
     choice = _choice()
     if not jax_has_started():
-        os.environ.update(needed_environment(_expected_devices(), os.environ))
+        os.environ.update(needed_environment(expected_devices(), os.environ))
     if not jax.distributed.is_initialized():
         if os.environ.get("JAXCOLL_COORDINATOR"):
             _join_launched()
@@ -77,14 +76,6 @@ def _choice() -> str:
     if value not in ("auto", "0", "1"):
         raise ValueError(one_of("environment", "JAXCOLL_DISTRIBUTED", value, ("auto", "0", "1")))
     return value
-
-
-def _expected_devices() -> int:
-    """Returns how many CPU devices this process will have, as far as can be known."""
-    forced = re.findall(
-        r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
-    )
-    return max(1, int(jax.config.jax_num_cpu_devices), *map(int, forced))
 
 
 # ---- jaxcoll run ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping
 
 import jax
@@ -62,6 +63,14 @@ def simulate_cpu_devices(num_devices: int) -> None:
     jax.config.update("jax_num_cpu_devices", num_devices)
     os.environ.update(needed_environment(num_devices, os.environ))
     _simulated = num_devices
+
+
+def expected_devices() -> int:
+    """Returns how many CPU devices this process will have, as far as can be known before JAX."""
+    forced = re.findall(
+        r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
+    )
+    return max(1, int(jax.config.jax_num_cpu_devices), *map(int, forced[-1:]))
 
 
 def needed_environment(num_devices: int, environment: Mapping[str, str]) -> dict[str, str]:
