@@ -25,10 +25,14 @@ from jaxcoll import _compat, _crossovers, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
 
-# A lane for each call that may be open at once, see csrc/host/job.h.
+# A lane for each call that may be open at once, see csrc/host/job.h; JAX keeps at most 32 executions
+# of a device in flight.
 _LANES_PER_DEVICE = 4
-_MIN_LANES = 64
-_WINDOW = 256 << 10
+_MIN_LANES = 32
+# Of each call, for each rank of the host: what goes in one round, since rounds cost all processes a
+# turn on a core. Measured on 2 and 4 processes: beyond the limit nothing is gained.
+_WINDOW_PER_RANK = 256 << 10
+_MAX_WINDOW = 1 << 20
 _PAGE = 4096
 
 
@@ -265,7 +269,8 @@ def _measures(devices: Sequence[int]) -> tuple[int, int]:
     `devices` has how many each process of the host has.
     """
     lanes = max(_MIN_LANES, _LANES_PER_DEVICE * max(devices))
-    window = max(_WINDOW, _least_window(sum(devices), max(devices)))
+    window = min(_MAX_WINDOW, _WINDOW_PER_RANK * sum(devices))
+    window = max(window, _least_window(sum(devices), max(devices)))
     if chosen := _segment_bytes():
         window = min(window, chosen // lanes)
     return lanes, max(-(-window // _PAGE) if not chosen else window // _PAGE, 1) * _PAGE

@@ -104,8 +104,9 @@ void ExchangeWork::Run(std::size_t chunk, const Buffers& buffers) const {
 
 std::unique_ptr<const Route> ExchangeWork::MakeRoute(const Membership& members,
                                                      const RouteOptions& options) const {
+  const std::size_t block_bytes = layout_.rows * layout_.columns * layout_.bytes;
   if (options.can_read_peers &&
-      IsDirectFaster(layout_.rows * layout_.columns * layout_.bytes, layout_.bytes)) {
+      IsDirectFaster((members.num_ranks() - 1) * block_bytes, layout_.bytes)) {
     return std::make_unique<DirectExchange>(layout_, members);
   }
   return std::make_unique<ExchangeRoute>(layout_, members, options.window_bytes);

@@ -71,7 +71,7 @@ class DirectPermute final : public DirectRoute {
   std::size_t bytes_;
 };
 
-/// Whether reading blocks of so many bytes, in runs of `run_bytes`, is faster than two copies
+/// Whether reading so many bytes for each rank, in runs of `run_bytes`, is faster than two copies
 /// through windows.
 bool IsDirectFaster(std::size_t bytes, std::size_t run_bytes);
 
