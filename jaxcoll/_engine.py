@@ -25,8 +25,8 @@ from jaxcoll import _compat, _crossovers, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
 
-# A lane for each call that may be open at once, see csrc/host/job.h; JAX keeps at most 32 executions
-# of a device in flight.
+# A lane for each call that may be open at once, see csrc/host/job.h; JAX keeps at most 32
+# executions of a device in flight.
 _LANES_PER_DEVICE = 4
 _MIN_LANES = 32
 # Of each call, for each rank of the host: what goes in one round, since rounds cost all processes a

@@ -47,7 +47,7 @@ Chunk* NewChunk(std::size_t bytes) {
 
 Chunk* ChunkOf(void* object) {
   const auto address = reinterpret_cast<std::uintptr_t>(object);
-  return reinterpret_cast<Chunk*>(address / kChunkBytes * kChunkBytes);
+  return reinterpret_cast<Chunk*>(static_cast<std::byte*>(object) - address % kChunkBytes);
 }
 
 }  // namespace

@@ -15,9 +15,6 @@ class Pooled {
   static void operator delete(void* object) { Free(object); }
   static void operator delete[](void* objects) { Free(objects); }
 
- protected:
-  ~Pooled() = default;
-
  private:
   static void* Allocate(std::size_t bytes);
   static void Free(void* object);

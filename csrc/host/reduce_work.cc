@@ -3,7 +3,6 @@
 #include <algorithm>  // std::min
 #include <array>      // std::array
 #include <cstddef>    // std::byte, std::size_t
-#include <utility>    // std::move
 
 namespace jaxcoll {
 namespace {
