@@ -17,11 +17,13 @@
 #include "ffi/handlers.h"
 #include "ffi/site.h"
 #include "host/call_site.h"
+#include "host/communicator.h"
 #include "host/job.h"
 #include "host/recorder.h"
 #include "host/segment.h"
 #include "host/watchdog.h"
 #include "kernels/kernel_sets.h"
+#include "mpi/door.h"
 
 namespace nb = nanobind;
 
@@ -126,11 +128,8 @@ void Join(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
 }
 
 std::optional<std::string> JobFailure() {
-  const std::shared_ptr<Session> session = Job::Get().session();
-  if (session == nullptr || !session->segment().failed()) {
-    return std::nullopt;
-  }
-  return session->segment().failure();
+  const std::shared_ptr<const Status> failure = Job::Get().Failure();
+  return failure == nullptr ? std::nullopt : std::optional(failure->message);
 }
 
 void RequireJoined() {
@@ -148,6 +147,15 @@ void Start(bool reads_peers) {
   RequireJoined();
   Joined()->LetPeersBeRead(reads_peers);
   Job::Get().Attach(std::move(Joined()));
+}
+
+std::size_t ExpectCliques(const std::vector<std::vector<std::int64_t>>& devices,
+                          const std::vector<std::vector<std::int64_t>>& processes, bool is_of_job) {
+  std::vector<ExpectedClique> cliques;
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    cliques.push_back({.devices = devices[i], .processes = processes.at(i)});
+  }
+  return ExpectCommunicators(cliques, is_of_job);
 }
 
 void Leave() {
@@ -187,9 +195,25 @@ NB_MODULE(_core, m) {
         "Begins to use the segment that was joined. With `reads_peers`, the same on all processes, "
         "large copies are read from where they lie.");
   m.def("leave", &Leave, "Tells the other processes that this one is about to exit.");
+  m.def("connect_mpi", &ConnectMpi, nb::arg("path"),
+        "Connects libjaxcoll_mpi.so with the engine; returns why that failed, or ''.");
+  m.def("expect_communicators", &ExpectCliques, nb::arg("devices"), nb::arg("processes"),
+        nb::arg("is_of_job"),
+        "The groups of which XLA will ask for communicators now, by the ids of their devices and "
+        "by their processes; returns how many it asked for since the last call.");
+  m.def("describe_mpi", &DescribeCalls, nb::arg("devices"), nb::arg("kind"), nb::arg("count"),
+        nb::arg("origin"), "Says, for errors, what a group's calls of a kind and size are for.");
+  m.def("reset_mpi", &Communicator::Reset,
+        "Lets XLA's calls begin anew after one has failed; none is under way.");
   m.def(
-      "num_calls", [] { return Recorder::Get().num_calls(); },
-      "Native calls begun so far, over all devices.");
+      "num_calls",
+      [] {
+        const std::uint64_t of_xla = Communicator::NumCalls();  // first: it may only grow
+        return Recorder::Get().num_calls() - of_xla;
+      },
+      "Native calls begun so far, over all devices; without those of XLA's own collectives.");
+  m.def("num_mpi_calls", &Communicator::NumCalls,
+        "Calls that XLA's own collectives have begun so far, over all devices.");
   m.def("records", &Records,
         nb::sig("def records() -> list[tuple[int, int, int, int, int, tuple[int, ...]]]"),
         "Recorded calls: (device, sequence, site, run, iteration, (arrived, opened, met, moved, "

@@ -13,8 +13,8 @@ from jaxcoll import _compat
 from jaxcoll._config import config
 
 _PATIENCE_S = 3600
-# How often to look whether who is waited for is still there.
-_LOOK_S = 0.5
+# How often to look whether who is waited for is still there: at first, and later.
+_FIRST_LOOK_S, _LOOK_S = 0.5, 5.0
 
 
 class Board:
@@ -44,20 +44,22 @@ class Board:
     def _read(self, folder: str, process: int) -> Any:
         seconds = _PATIENCE_S if config.timeout_s is None else config.timeout_s
         until = time.monotonic() + seconds
+        patience = _FIRST_LOOK_S
         while True:
             left = max(until - time.monotonic(), 0.001)
             try:
                 return json.loads(
                     self._client.blocking_key_value_get(
-                        f"{folder}/{process}", int(1000 * min(left, _LOOK_S)) + 1
+                        f"{folder}/{process}", int(1000 * min(left, patience)) + 1
                     )
                 )
             except Exception as error:  # of jaxlib's making, one type for all that goes wrong
-                if process in self._pids and _has_ended(self._pids[process]):
+                if process in self._pids and has_ended(self._pids[process]):
                     raise RuntimeError(
                         f"{self._call}(): process {process} (pid {self._pids[process]}) has ended."
                     ) from error
                 if "DEADLINE_EXCEEDED" in str(error) and time.monotonic() < until:
+                    patience = min(2 * patience, _LOOK_S)
                     continue
                 raise RuntimeError(
                     f"{self._call}(): process {process} did not come within {seconds:g} s. All "
@@ -65,9 +67,10 @@ class Board:
                 ) from error
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
+    """Tells whether a process of this host has ended."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except ProcessLookupError:
         return True
     except OSError:

@@ -155,7 +155,7 @@ def source_line(ctx: mlir.LoweringRuleContext) -> str:
 def _line(traceback: Any) -> str:
     from jax._src import source_info_util
 
-    _hide_own_frames()
+    hide_own_frames()
     frame = source_info_util.user_frame(traceback)
     if frame is None:
         return "unknown line"
@@ -168,7 +168,7 @@ def equation_line(equation: Any) -> str:
 
 
 @ft.cache
-def _hide_own_frames() -> None:
+def hide_own_frames() -> None:
     """Makes JAX take our callers' lines for the user's, not ours."""
     for folder in ("collectives", "nn", "parallel"):
         register_exclusion(os.path.join(os.path.dirname(__file__), folder))
@@ -364,6 +364,23 @@ def process_id_and_count() -> tuple[int, int]:
     return distributed.global_state.process_id, distributed.global_state.num_processes
 
 
+# ---- XLA's own collectives -----------------------------------------------------------------------
+
+
+def before_loading(call: Callable[[Any, Sequence[Any]], None]) -> None:
+    """Has JAX call something before a compiled program can run: with it and its devices."""
+    from jax._src.interpreters import pxla
+
+    original = pxla.UnloadedMeshExecutable.load
+
+    @ft.wraps(original)
+    def load(self: Any) -> Any:
+        call(self.xla_executable, tuple(self.device_list))
+        return original(self)
+
+    pxla.UnloadedMeshExecutable.load = load
+
+
 # ---- What is there -------------------------------------------------------------------------------
 
 # Module of jax -> the names in it that are used above; "Class.name" for one of a class.
@@ -406,6 +423,16 @@ DISTRIBUTED_NAMES = {
     "jaxlib._jax": ("get_distributed_runtime_client", "get_distributed_runtime_service"),
 }
 
+# Of the part about XLA's own collectives.
+DOOR_NAMES = {
+    "jax._src.interpreters.pxla": (
+        *("UnloadedMeshExecutable.load", "UnloadedMeshExecutable.xla_executable"),
+        "UnloadedMeshExecutable.device_list",
+    ),
+    "jaxlib._hlo": ("HloPrintOptions.fingerprint",),
+    "jaxlib._jax": ("make_mpi_collectives",),
+}
+
 
 @ft.cache
 def problem() -> str | None:
@@ -417,6 +444,12 @@ def problem() -> str | None:
 def distributed_problem() -> str | None:
     """Says what this JAX lacks of what several processes need, or None."""
     return _missing(DISTRIBUTED_NAMES)
+
+
+@ft.cache
+def door_problem() -> str | None:
+    """Says what this JAX lacks of what its own collectives need to run on the engine, or None."""
+    return _missing(DOOR_NAMES)
 
 
 def _missing(table: Mapping[str, Sequence[str]]) -> str | None:

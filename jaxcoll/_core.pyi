@@ -49,8 +49,29 @@ def start(reads_peers: bool) -> None:
 def leave() -> None:
     """Tells the other processes that this one is about to exit."""
 
+def connect_mpi(path: str) -> str:
+    """
+    Connects libjaxcoll_mpi.so with the engine; returns why that failed, or ''.
+    """
+
+def expect_communicators(devices: Sequence[Sequence[int]], processes: Sequence[Sequence[int]], is_of_job: bool) -> int:
+    """
+    The groups of which XLA will ask for communicators now, by the ids of their devices and by their processes; returns how many it asked for since the last call.
+    """
+
+def describe_mpi(devices: Sequence[int], kind: int, count: int, origin: str) -> None:
+    """Says, for errors, what a group's calls of a kind and size are for."""
+
+def reset_mpi() -> None:
+    """Lets XLA's calls begin anew after one has failed; none is under way."""
+
 def num_calls() -> int:
-    """Native calls begun so far, over all devices."""
+    """
+    Native calls begun so far, over all devices; without those of XLA's own collectives.
+    """
+
+def num_mpi_calls() -> int:
+    """Calls that XLA's own collectives have begun so far, over all devices."""
 
 def records() -> list[tuple[int, int, int, int, int, tuple[int, ...]]]:
     """

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from jaxcoll import _compat, _crossovers, _native, _processes, _segments
+from jaxcoll import _compat, _crossovers, _door, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
 
@@ -57,7 +57,8 @@ def reset() -> None:
     steps in flight whose results are still held (wait for others yourself), and until all processes
     have come here, makes them a new shared memory, and forgets the old one. What the failed
     programs were to compute, and arrays that were donated to them, is lost. In a job of one process
-    it does nothing: there, the next program runs anyway.
+    the next program runs anyway, and it only concerns XLA's own collectives, where those run on the
+    engine (`initialize(accelerate=True)`).
 
     Raises:
         RuntimeError: a process has ended or does not come within `config.timeout_s`, or
@@ -71,11 +72,15 @@ def reset() -> None:
         ...     state = restore(checkpoint)
     """
     if _compat.process_id_and_count()[1] == 1:
+        if _door.is_open():
+            _await_steps()
+            _door.reset()
         return
     if not _state.attachments:
         raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
     _await_steps()  # none of them may meet a step of the time after
     attach("reset")
+    _door.reset()
 
 
 def attach(call: str = "initialize") -> None:
@@ -121,6 +126,17 @@ def attach(call: str = "initialize") -> None:
         )
     if changes and _compat.backends_are_initialized():
         jax.clear_caches()  # what is compiled has taken the other path
+
+
+def agree(topic: str, reason: str | None) -> str | None:
+    """Returns a process's reason against something, or None where no process has one.
+
+    All processes of the job call it, once for a topic.
+    """
+    process, num_processes = _compat.process_id_and_count()
+    board = Board("initialize", f"jaxcoll/agree/{topic}", process, range(num_processes))
+    board.watch(_state.pids)
+    return _first_reasons(board.exchange(topic, reason))
 
 
 def _first_reasons(reasons: Sequence[str | None]) -> str | None:
@@ -197,6 +213,15 @@ def problem() -> str | None:
     return _state.problem
 
 
+def problem_of_all() -> str | None:
+    """Says why not all processes of the job share memory, or None. Does not start JAX."""
+    if _state.attachments == 0:
+        return "there are no native calls between processes"
+    if len(set(_state.host_of)) > 1:
+        return "the job has several hosts"
+    return _state.problem
+
+
 def summary() -> tuple[tuple[str, ...], str | None]:
     """Returns what native calls between processes travel over, or why there are none."""
     if _state.attachments == 0:
@@ -226,6 +251,11 @@ def depends_on_places(primitive: Primitive) -> None:
     _placed.append(primitive)
     if _state.attachments:
         _compat.lower_for_devices([primitive])
+
+
+def other_pids() -> list[int]:
+    """Returns the pids of the other processes of this host that are known."""
+    return [pid for pid in _state.pids.values() if pid != os.getpid()]
 
 
 def host_of(process: int) -> str:

@@ -5,11 +5,12 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from jaxcoll import _engine, _native
+from jaxcoll import _door, _engine, _native
 from jaxcoll._config import accelerates_lax, config
 
 _PACKAGES = ("jaxcoll", "jax", "jaxlib", "numpy", "flax", "optax")
 _VARIABLES = (
+    "JAXCOLL_ACCELERATE",
     "JAXCOLL_ACCELERATE_LAX",
     "JAXCOLL_BACKEND",
     "JAXCOLL_CROSSOVERS",
@@ -19,6 +20,7 @@ _VARIABLES = (
     "JAXCOLL_TIMEOUT_S",
     "JAX_NUM_CPU_DEVICES",
     "JAX_PLATFORMS",
+    "MPITRAMPOLINE_LIB",
     "NPROC",
     "PJRT_NPROC",
     "XLA_FLAGS",
@@ -92,6 +94,7 @@ def info() -> Info:
             "timeout_s": config.timeout_s,
             "strict": config.strict,
             "accelerate_lax": accelerates_lax(),
+            "accelerate_xla": _door.is_open(),
         },
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )

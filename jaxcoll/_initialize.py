@@ -8,7 +8,10 @@ from typing import Any
 
 import jax
 
-from jaxcoll import _clusters, _compat, _engine
+from jaxcoll import _clusters, _compat, _door, _engine
+from jaxcoll._accelerate import accelerate_lax
+from jaxcoll._addresses import reserved
+from jaxcoll._board import has_ended
 from jaxcoll._config import logger
 from jaxcoll._errors import one_of
 from jaxcoll._processes import expected_devices, jax_has_started, needed_environment
@@ -16,12 +19,17 @@ from jaxcoll._processes import expected_devices, jax_has_started, needed_environ
 # How long the process that has JAX's coordination service waits at its end for the others, which
 # do not survive the service. JAX's own limit.
 _LEAVE_S = 300.0
+# What a process may take from saying that it leaves until it needs the service no more.
+_LAST_WORDS_S = 2.0
+
+# Set by `jaxcoll run --accelerate`.
+ACCELERATE = "JAXCOLL_ACCELERATE"
 
 _done = False
 _leaves_at_once = False
 
 
-def initialize() -> None:
+def initialize(accelerate: bool = False) -> None:
     """Connects this process with the others of its job, if it was started as one of several.
 
     Call it first in the program, before anything that uses a device. In a script that `jaxcoll run`
@@ -37,8 +45,18 @@ def initialize() -> None:
     Again it does nothing. Before JAX has started it also sets what `simulate_cpu_devices` sets:
     `PJRT_NPROC`, and the limits on the waits of XLA's own collectives.
 
+    Args:
+        accelerate: has programs that don't call this package run on its engine, too: the
+            collectives of `jax.lax`, as by `accelerate_lax()`, and those that the compiler inserts
+            for `jax.jit` with shardings. On all processes of a job alike, and before JAX has
+            started. `jaxcoll run --accelerate` asks for it. Where XLA's collectives can't run on
+            the engine, as over several hosts, they stay what they are, and the logger `jaxcoll`
+            has the reason at level WARNING.
+
     Raises:
-        RuntimeError: JAX has started already, as one process; or the others can't be reached.
+        RuntimeError: JAX has started already, as one process; or the others can't be reached; or
+            not all of them accelerate.
+        TypeError: `accelerate` is not a bool.
         ValueError: `JAXCOLL_DISTRIBUTED` is something else.
 
     Example:
@@ -46,6 +64,17 @@ def initialize() -> None:
         >>> jaxcoll.initialize()
         >>> jax.process_count()
     """
+    if not isinstance(accelerate, bool):
+        raise TypeError(f"initialize: accelerate: expected a bool, got {accelerate!r}.")
+    accelerate = accelerate or os.environ.get(ACCELERATE) == "1"
+    if accelerate:
+        accelerate_lax()
+    _join()
+    if accelerate:
+        _accelerate_xla()
+
+
+def _join() -> None:
     global _done
     if _done:
         return
@@ -76,6 +105,27 @@ def _choice() -> str:
     if value not in ("auto", "0", "1"):
         raise ValueError(one_of("environment", "JAXCOLL_DISTRIBUTED", value, ("auto", "0", "1")))
     return value
+
+
+# ---- XLA's own collectives -----------------------------------------------------------------------
+
+
+@ft.cache
+def _accelerate_xla() -> None:
+    reason = _door.problem()
+    if _compat.process_id_and_count()[1] > 1:
+        reason = _engine.agree("accelerate", reason or _engine.problem_of_all())
+    if reason is None and not jax.distributed.is_initialized():
+        _join_alone()  # XLA looks for collectives only in a job
+    if reason is None:
+        _door.open_()
+    else:
+        logger.warning("jaxcoll: XLA's own collectives don't run on jaxcoll's engine: %s", reason)
+
+
+def _join_alone() -> None:
+    with reserved(None) as address:
+        jax.distributed.initialize(address, 1, 0, coordinator_bind_address=address)
 
 
 # ---- jaxcoll run ---------------------------------------------------------------------------------
@@ -147,6 +197,16 @@ def _refuse_if_started(reason: str) -> None:
         )
 
 
+def _await_last_words(count: int) -> None:
+    """Waits until the others, which have said that they leave, have also told JAX's service."""
+    others = _engine.other_pids()
+    until = time.monotonic() + _LAST_WORDS_S
+    while time.monotonic() < until and not all(map(has_ended, others)):
+        time.sleep(0.01)
+    if len(others) < count - 1:  # some are on other hosts, where nobody sees them end
+        time.sleep(_LAST_WORDS_S / 4)
+
+
 def _let_others_end() -> None:
     """Has the process that keeps the service alive wait until the others need it no more.
 
@@ -160,6 +220,7 @@ def _let_others_end() -> None:
         wait_s = 0.01
         while time.monotonic() < deadline:
             if len(client.key_value_dir_get("jaxcoll/left/")) >= count:
+                _await_last_words(count)
                 return
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, 0.5)

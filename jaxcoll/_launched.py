@@ -6,7 +6,7 @@ import select
 import sys
 import types
 
-from jaxcoll import _initialize
+from jaxcoll import _initialize, _mpi_library
 from jaxcoll._job import PIPES
 
 
@@ -16,6 +16,8 @@ def main() -> None:
     _initialize.initialize()
     # A process that this one starts is not this rank, whatever it inherits.
     os.environ.pop("JAXCOLL_COORDINATOR", None)
+    if os.environ.pop(_initialize.ACCELERATE, None):
+        os.environ.pop(_mpi_library.VARIABLE, None)  # jaxlib has loaded it
     os.write(up, b"1")
     os.close(up)
 

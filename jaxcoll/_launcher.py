@@ -5,11 +5,12 @@ import dataclasses
 import itertools
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 
-from jaxcoll import _compat
+from jaxcoll import _compat, _mpi_library
+from jaxcoll._addresses import reserved, split_address
+from jaxcoll._initialize import ACCELERATE
 from jaxcoll._job import Job, Outcome, Rank, Signals
 from jaxcoll._processes import needed_environment
 
@@ -44,7 +45,7 @@ class Options:
                     f"--host-id: expected 0 to {self.hosts - 1} for {self.hosts} hosts, got "
                     f"{self.host_id}."
                 )
-            _split(self.coordinator)
+            split_address(self.coordinator)
             if self.hosts > 1 and self.max_restarts:
                 raise ValueError(
                     "--max-restarts: expected 0 with several hosts, got "
@@ -105,7 +106,7 @@ def _once(
 def _environment(options: Options, restart: int, address: str) -> dict[str, str]:
     """Returns what all ranks have besides the launcher's own environment."""
     hosts = options.hosts or 1
-    accelerate = {"JAXCOLL_ACCELERATE_LAX": "1"} if options.accelerate else {}
+    accelerate = {ACCELERATE: "1", **_mpi_environment()} if options.accelerate else {}
     devices = options.devices_per_process
     chosen = {
         "JAX_NUM_CPU_DEVICES": str(devices),
@@ -126,6 +127,15 @@ def _environment(options: Options, restart: int, address: str) -> dict[str, str]
     }
 
 
+def _mpi_environment() -> dict[str, str]:
+    """Returns what has jaxlib load our library; nothing where it could not, and would end."""
+    library = _mpi_library.path()
+    with contextlib.suppress(OSError):
+        if library and not os.environ.get(_mpi_library.VARIABLE):
+            return {} if _mpi_library.missing_names(library) else {_mpi_library.VARIABLE: library}
+    return {}
+
+
 def _command(options: Options) -> list[str]:
     # Without the current folder, whose modules could hide those of Python or JAX from a script that
     # is elsewhere; but for a jaxcoll that is not installed, and found there.
@@ -141,40 +151,13 @@ def _command(options: Options) -> list[str]:
 @contextlib.contextmanager
 def _service(address: str | None, num_processes: int) -> Iterator[str]:
     """Runs the service, at a free port of this host without an address; yields its address."""
-    with _reserved(address) as reserved:
+    with reserved(address) as free:
         with _quiet():  # XLA warns of what is wanted here: that a death does not end the others
-            service = _compat.start_coordination_service(reserved, num_processes)
+            service = _compat.start_coordination_service(free, num_processes)
         try:
-            yield reserved
+            yield free
         finally:
             service.shutdown()
-
-
-@contextlib.contextmanager
-def _reserved(address: str | None) -> Iterator[str]:
-    """Keeps everyone but the service from an address, which it yields.
-
-    XLA ends the process where it can't bind, and shares the port with another service where it can
-    because of SO_REUSEPORT. So the port is bound here first, alone, and then opened to the service.
-    """
-    host, port = _split(address) if address else ("127.0.0.1", 0)
-    try:
-        [(family, kind, _, _, name), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        holder = socket.socket(family, kind)
-    except OSError as error:
-        raise ValueError(f"--coordinator: {host!r} is not the name of a host: {error}.") from error
-    with holder:
-        if address:  # whatever is left of the connections of an earlier job
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            holder.bind(name)
-        except OSError as error:
-            raise ValueError(
-                f"--coordinator: expected a free port of this host, the one with --host-id 0, got "
-                f"{address}: {error.strerror}."
-            ) from error
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        yield address or f"{host}:{holder.getsockname()[1]}"
 
 
 @contextlib.contextmanager
@@ -191,13 +174,6 @@ def _quiet() -> Iterator[None]:
         os.close(kept)
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"--coordinator: expected HOST:PORT, got {address!r}.")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 def _around_proxies(address: str) -> dict[str, str]:
     """Returns what keeps gRPC from asking a proxy for the way to the service."""
     kept = next(
@@ -208,7 +184,7 @@ def _around_proxies(address: str) -> dict[str, str]:
         ),
         "",
     )
-    return {"no_grpc_proxy": ",".join(filter(None, [kept, _split(address)[0]]))}
+    return {"no_grpc_proxy": ",".join(filter(None, [kept, split_address(address)[0]]))}
 
 
 # ---- CPUs ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from jax.interpreters import mlir
 
 import jaxcoll._clones
 import jaxcoll._predicates  # noqa: F401  (watches the branches that collectives stand in)
-from jaxcoll import _compat, _engine, _native
+from jaxcoll import _compat, _door, _engine, _native
 from jaxcoll._config import accelerates_lax, refuse_after_fork, resolve_backend
 from jaxcoll._hosts import TwoLevel
 from jaxcoll._lowering import (
@@ -208,9 +208,12 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
             if out.size == 0 and isinstance(out.dtype, np.dtype) and op != "all_reduce":
                 # XLA refuses to gather or scatter along a dimension of length zero.
                 return [_empty(ctx, x)]
-            if op == "reduce_scatter" and jax.process_count() > 1:
+            if op == "all_gather" and _door.is_open() and _is_small_float(aval.dtype):
+                return _as_bits(ctx, x, lax_rule, params)
+            if op == "reduce_scatter" and jax.process_count() > 1 and not _door.is_open():
                 return _summed_and_sliced(ctx, x, params)
-            if op == "reduce_scatter" and ctx.avals_in[0].dtype.name in HALF_PRECISION:
+            reduces = op == "reduce_scatter" or (op == "all_reduce" and _door.is_open())
+            if reduces and ctx.avals_in[0].dtype.name in HALF_PRECISION:
                 return _in_float32(ctx, x, lax_rule, params)
             return lax_rule(ctx, x, **params)
 
@@ -289,6 +292,25 @@ def _in_float32(
     widened = stablehlo.convert(ir.RankedTensorType.get(list(aval.shape), f32), x)
     (result,) = lax_rule(wide, widened, **params)
     return [stablehlo.convert(_typed_like(x, out.shape), result)]
+
+
+def _is_small_float(dtype: Any) -> bool:
+    """Tells whether XLA gathers the type as float16, for which it has no MPI type."""
+    return isinstance(dtype, np.dtype) and dtype.name.startswith(("float16", "float8"))
+
+
+def _as_bits(
+    ctx: Context, x: ir.Value, lax_rule: Callable[..., Any], params: Params
+) -> Sequence[ir.Value]:
+    """Runs lax's rule for a copy on integers of the same size."""
+    (aval,) = ctx.avals_in
+    (out,) = ctx.avals_out
+    bits = np.dtype(f"uint{8 * aval.dtype.itemsize}")
+    as_bits = ctx.replace(avals_in=[aval.update(dtype=bits)], avals_out=[out.update(dtype=bits)])
+    integer = ir.IntegerType.get_unsigned(8 * aval.dtype.itemsize)
+    cast = stablehlo.bitcast_convert(ir.RankedTensorType.get(list(aval.shape), integer), x)
+    (result,) = lax_rule(as_bits, cast, **params)
+    return [stablehlo.bitcast_convert(_typed_like(x, out.shape), result)]
 
 
 if _compat.problem() is None:

@@ -235,7 +235,7 @@ def _faster_on_lax(ctx: Context, request: Request, groups: Groups) -> str | None
     processes = _placement(ctx, groups)["processes"]
     size = len(groups[0])
     if any(len(set(processes[i : i + size])) > 1 for i in range(0, len(processes), size)):
-        return None  # Gloo, which takes longer and does not say who is missing
+        return None  # lax is Gloo there, which does not say who is missing
     least = _crossovers.lax_from_bytes(request.op, len(groups[0]))
     if least is None or request.copied < least:
         return None

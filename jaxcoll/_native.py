@@ -99,6 +99,12 @@ def num_calls() -> int:
     return 0 if core is None else core.num_calls()
 
 
+def num_mpi_calls() -> int:
+    """Returns how many calls XLA's own collectives have begun in this process."""
+    core, _ = _load()
+    return 0 if core is None else core.num_mpi_calls()
+
+
 def records() -> list[tuple[int, int, int, int, int, tuple[int, ...]]]:
     """Returns the engine's recorded calls; see `jaxcoll._core.records`."""
     core, _ = _load()

@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--host-id", type=int, metavar="I", help="which host this is: 0 to N - 1")
     run.add_argument("--coordinator", metavar="HOST:PORT", help="a free port of host 0")
     run.add_argument(
-        "--accelerate", action="store_true", help="jax.lax's own collectives are native too"
+        "--accelerate",
+        action="store_true",
+        help="programs that know nothing of jaxcoll run on its engine, too",
     )
     run.add_argument(
         "--no-bind", action="store_false", dest="bind", help="leave the ranks on all CPUs"

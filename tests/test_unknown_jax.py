@@ -13,6 +13,7 @@ from jaxcoll import _compat
 CHECKS = {
     _compat.problem: _compat.PRIVATE_NAMES,
     _compat.distributed_problem: _compat.DISTRIBUTED_NAMES,
+    _compat.door_problem: _compat.DOOR_NAMES,
 }
 NAMES = [
     (check, module, name)

@@ -10,7 +10,7 @@
 namespace jaxcoll {
 
 /// A call touches dozens of cache lines that nobody has touched since the program's last run. What
-/// lies together can be fetched together (core/prefetch.h), and needs no pointer to be read first.
+/// lies together can be fetched together (core/footprint.h), and needs no pointer to be read first.
 template <typename T, std::size_t kInside>
 class SmallArray {
  public:

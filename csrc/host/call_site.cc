@@ -118,6 +118,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       work_(std::move(work)),
       pace_(&NextPace()),
       job_(placement.job),
+      fails_with_job_(placement.job != nullptr && placement.fails_with_job),
       members_(CountMembers(groups_)) {
   std::size_t num_members = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -249,7 +250,11 @@ void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
       meeting.Fail(call.key, cause);
       continue;
     }
-    if (auto cause = meeting.JobFailure(); cause != nullptr) {
+    auto cause = meeting.JobFailure();
+    if (cause == nullptr && fails_with_job_) {
+      cause = job_->Failure();
+    }
+    if (cause != nullptr) {
       meeting.Fail(call.key, cause);
       continue;
     }
@@ -257,7 +262,7 @@ void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
     if (timeout_ns < 0 || waited_ns < timeout_ns) {
       continue;
     }
-    const auto cause = std::make_shared<const Status>(
+    cause = std::make_shared<const Status>(
         DeadlineExceeded(Describe(group, call, waited_ns, timeout_ns)));
     if (meeting.Fail(call.key, cause) && call.epoch == epoch()) {
       FailJob(call.key.run, *cause);

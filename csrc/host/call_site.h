@@ -33,6 +33,8 @@ struct Placement {
   /// By group and rank, as `groups` of the site.
   std::vector<std::vector<std::int64_t>> processes;
   std::vector<std::vector<std::int64_t>> devices;
+  /// Calls whose ranks are all here fail with the job, too.
+  bool fails_with_job = false;
 };
 
 class CallSite final : public Pooled, private CallNames {
@@ -115,7 +117,8 @@ class CallSite final : public Pooled, private CallNames {
   const std::vector<std::vector<std::int64_t>> groups_;
   const std::unique_ptr<const Work> work_;
   Pace* const pace_;
-  Job* const job_;                                        // null: all members are in this process
+  Job* const job_;  // null: all members are in this process
+  const bool fails_with_job_;
   SmallArray<Member, 2> members_;                         // by logical id
   std::vector<std::unique_ptr<Membership>> memberships_;  // by group; null: all are here
   std::vector<std::unique_ptr<Meeting>> meetings_;        // by group; null: none is here

@@ -125,6 +125,9 @@ bool PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& loca
       }
       continue;
     }
+    if (local.results[j] == nullptr) {
+      continue;
+    }
     std::byte* const to = static_cast<std::byte*>(local.results[j]) + piece.begin;
     const std::size_t source = source_of_[rank];
     if (source == PermuteWork::kNone) {

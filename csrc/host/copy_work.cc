@@ -124,6 +124,9 @@ std::size_t PermuteWork::bytes_moved(std::size_t num_ranks) const { return 2 * n
 void PermuteWork::Run(std::size_t chunk, const Buffers& buffers) const {
   const std::size_t target = chunk % buffers.num_ranks;
   const Slabs::Piece piece = slabs_.piece(chunk / buffers.num_ranks);
+  if (buffers.results[target] == nullptr) {
+    return;
+  }
   std::byte* const to = static_cast<std::byte*>(buffers.results[target]) + piece.begin;
   const std::size_t source = source_of_[target];
   if (source == kNone) {

@@ -58,7 +58,8 @@ class ExchangeWork final : public Work {
 };
 
 /// Whole buffers from some ranks to others: target r gets the operand of rank `source_of[r]`, or
-/// zeros where that is kNone. In place where a target's result is its source's operand.
+/// zeros where that is kNone. In place where a target's result is its source's operand. A rank
+/// whose result is null gets nothing.
 class PermuteWork final : public Work {
  public:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);

@@ -91,7 +91,7 @@ bool DirectPermute::Wants(std::size_t target, std::size_t source) const {
 }
 
 void DirectPermute::Begin(std::size_t target, std::byte* result) const {
-  if (source_of_[target] == PermuteWork::kNone) {
+  if (source_of_[target] == PermuteWork::kNone && result != nullptr) {
     std::memset(result, 0, bytes_);
   }
 }

@@ -102,7 +102,7 @@ void Exchange::Fail(const Status& cause) const { session_->segment().Fail(cause.
 
 // ---- Steps ------------------------------------------------------------------------------------
 
-Exchange::Progress Exchange::Begin(const Buffers& local) {
+Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
   local_ = local;
   ticket_ = 0;
   lane_ = -1;
@@ -120,7 +120,13 @@ Exchange::Progress Exchange::Begin(const Buffers& local) {
            .site = site_,
            .occurrence = occurrences_->fetch_add(1, std::memory_order_relaxed) + 1};
   tag_ = name_.tag();
-  return Spin(kSpinNs);
+  if (spins) {
+    return Spin(kSpinNs);
+  }
+  if (OpenLane() && Advance()) {
+    return Progress::kDone;
+  }
+  return session_->segment().failed() ? Progress::kFailed : Progress::kWaits;
 }
 
 bool Exchange::OpenLane() {

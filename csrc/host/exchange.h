@@ -96,8 +96,12 @@ class Exchange : public Pooled {
   [[nodiscard]] std::shared_ptr<const Status> Failure() const;
 
   /// Begins the next call with this process's buffers, which stay until it has ended, and goes as
-  /// far as it can without giving up the core for long.
-  Progress Begin(const Buffers& local);
+  /// far as it can at once, or, with `spins`, without giving up the core for long.
+  Progress Begin(const Buffers& local, bool spins = true);
+  /// Whether this process has left all that the others need to end the call.
+  [[nodiscard]] bool IsLeft() const {
+    return lane_ >= 0 && step_ > 0 && route_->num_rounds() == 1 && route_->num_phases() == 2;
+  }
   /// Goes on to the end.
   Progress Finish();
 

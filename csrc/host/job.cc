@@ -80,11 +80,7 @@ int Session::SeatOf(std::int64_t process) const {
 
 std::atomic<std::uint64_t>& Session::Occurrences(std::uint64_t group, std::uint64_t site) {
   const std::lock_guard<std::mutex> lock(occurrences_mutex_);
-  std::unique_ptr<Counter>& counter = occurrences_[group][site];
-  if (counter == nullptr) {
-    counter = std::make_unique<Counter>();
-  }
-  return counter->value;
+  return occurrences_[group][site];
 }
 
 bool Session::IsRead(const Left& left) {
@@ -196,6 +192,14 @@ Job& Job::Get() {
 std::shared_ptr<Session> Job::session() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return session_;
+}
+
+std::shared_ptr<const Status> Job::Failure() const {
+  const std::shared_ptr<Session> now = session();
+  if (now == nullptr || !now->segment().failed()) {
+    return nullptr;
+  }
+  return std::make_shared<const Status>(Internal(now->segment().failure()));
 }
 
 void Job::Attach(std::shared_ptr<Session> session) {

@@ -12,7 +12,6 @@
 #include <unordered_map>  // std::unordered_map
 #include <vector>         // std::vector
 
-#include "core/pooled.h"
 #include "core/spin_lock.h"
 #include "core/status.h"
 #include "host/segment.h"
@@ -102,10 +101,7 @@ class Session {
   std::uint64_t probe_ = 0;  // what others find here
 
   std::mutex occurrences_mutex_;
-  struct Counter : Pooled {
-    std::atomic<std::uint64_t> value{0};
-  };
-  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::unique_ptr<Counter>>>
+  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::atomic<std::uint64_t>>>
       occurrences_;  // by group and site
 
   // Lanes go round among as few as possible, whose windows so stay in this core's cache: the one
@@ -128,6 +124,8 @@ class Job {
 
   /// Null: this process shares nothing.
   [[nodiscard]] std::shared_ptr<Session> session() const;
+  /// Why calls between processes fail until all attach anew, or null.
+  [[nodiscard]] std::shared_ptr<const Status> Failure() const;
   /// Counts the attachments.
   [[nodiscard]] std::uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
   void Attach(std::shared_ptr<Session> session);

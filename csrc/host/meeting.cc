@@ -155,7 +155,13 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
 }
 
 Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& factory) {
-  switch (exchange_->Begin({operands_.data(), results_.data(), num_ranks_})) {
+  const Patience patience = factory.patience();
+  Exchange::Progress progress = exchange_->Begin({operands_.data(), results_.data(), num_ranks_},
+                                                 /*spins=*/patience != Patience::kReturns);
+  if (progress == Exchange::Progress::kWaits && patience == Patience::kWaits) {
+    progress = exchange_->Finish();
+  }
+  switch (progress) {
     case Exchange::Progress::kDone:
       entry.Set(Moment::kResumed, Finish());
       return {Answer::kReady, nullptr};
@@ -173,8 +179,18 @@ Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& 
     me.waits = true;
   }
   site_.Ref();
-  Runners::Get().Start(continuation_);
+  if (patience == Patience::kReturns && exchange_->IsLeft()) {
+    is_left_.store(true, std::memory_order_relaxed);
+  } else {
+    Runners::Get().Start(continuation_);
+  }
   return {Answer::kWaits, nullptr};
+}
+
+void Meeting::Continue() {
+  if (is_left_.exchange(false, std::memory_order_relaxed)) {
+    continuation_.Run();
+  }
 }
 
 void Meeting::Continuation::Run() {
@@ -296,7 +312,11 @@ void Meeting::Collect(TaskList& resumptions) {
     if (rank.waits) {
       rank.waits = false;
       rank.resumption.failure = failure_;
-      resumptions.Append(rank.resumption);
+      if (rank.resumption.waiter.is_brief) {
+        rank.resumption.Run();
+      } else {
+        resumptions.Append(rank.resumption);
+      }
     }
   }
 }

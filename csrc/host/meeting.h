@@ -47,12 +47,21 @@ struct Waiter {
   void* context = nullptr;
   void* future = nullptr;
   void (*resume)(const Waiter& waiter, const Status* status) = nullptr;
+  bool is_brief = false;  ///< it only wakes a thread: any other may call it, under any lock of ours
+};
+
+/// What the thread of a rank that comes is ready to do.
+enum class Patience {
+  kNone,    ///< it has other work
+  kWaits,   ///< it has none: it may wait in Arrive
+  kReturns  ///< it goes on, and waits in Continue later
 };
 
 /// Makes the Waiter of a rank that has to wait. Called at most once, under the meeting's lock.
 class WaiterFactory {
  public:
   virtual Waiter Make() = 0;
+  [[nodiscard]] virtual Patience patience() const { return Patience::kNone; }
 
  protected:
   ~WaiterFactory() = default;
@@ -94,6 +103,10 @@ class Meeting : public Pooled {
   /// Rank `rank` comes for the call `key`. After kWaits the caller must touch nothing of the site.
   Arrival Arrive(const Key& key, std::size_t rank, std::int64_t now_ns, Recorder::Entry& entry,
                  WaiterFactory& factory);
+
+  /// After kWaits, a thread that has said that it returns: where the call's exchange was left to
+  /// it, goes on with it to the end.
+  void Continue();
 
   /// What an open meeting waits for; `arrived[r]` tells whether rank r has come.
   struct OpenCall {
@@ -188,6 +201,7 @@ class Meeting : public Pooled {
 
   // Of the call in progress. A helper that comes late for one call is as good a helper for the
   // next: whoever takes a chunk sees the buffers of the call that it belongs to.
+  std::atomic<bool> is_left_{false};  // the exchange: to the thread that will come to Continue
   std::atomic<std::size_t> next_chunk_{0};
   std::atomic<std::size_t> chunks_done_{0};
   std::vector<Help> helpers_;

@@ -1,6 +1,6 @@
 #include "host/stalemate.h"
 
-#include <algorithm>  // std::all_of, std::any_of, std::find
+#include <algorithm>  // std::any_of, std::none_of
 #include <atomic>     // std::atomic_thread_fence
 #include <cstddef>    // std::size_t
 #include <utility>    // std::move
@@ -11,13 +11,15 @@
 namespace jaxcoll {
 namespace {
 
-struct WaitingCall {
+// A call that a process has come to, whether or not it is over for it.
+struct OpenCall {
   CallName name;
+  bool has_waited;                   // for long, and still does
   std::vector<std::size_t> members;  // seats
   std::string text;
 };
 
-using Calls = std::vector<WaitingCall>;
+using Calls = std::vector<OpenCall>;
 
 Calls CallsOf(const Segment& segment, std::size_t seat, std::optional<std::uint64_t> group,
               std::int64_t until_ns) {
@@ -26,14 +28,16 @@ Calls CallsOf(const Segment& segment, std::size_t seat, std::optional<std::uint6
     const Lane& lane = segment.lane(seat, i);
     const std::uint64_t word = lane.word.load(std::memory_order_acquire);
     const std::int64_t since_ns = lane.waits_since_ns.load(std::memory_order_acquire);
-    WaitingCall call{.name = lane.name(), .members = {}, .text = lane.text.Get()};
+    OpenCall call{.name = lane.name(),
+                  .has_waited = since_ns != 0 && since_ns <= until_ns,
+                  .members = {},
+                  .text = lane.text.Get()};
     for (std::size_t member = 0; member < segment.shape().num_seats; ++member) {
       if (lane.members.Has(member)) {
         call.members.push_back(member);
       }
     }
-    if (word == 0 || since_ns == 0 || since_ns > until_ns ||
-        group.value_or(call.name.group) != call.name.group ||
+    if (word == 0 || group.value_or(call.name.group) != call.name.group ||
         call.name.tag() != word >> Lane::kProgressBits) {
       continue;
     }
@@ -45,9 +49,9 @@ Calls CallsOf(const Segment& segment, std::size_t seat, std::optional<std::uint6
   return calls;
 }
 
-bool Has(const Calls& calls, const CallName& name) {
+bool HasComeTo(const Calls& calls, const CallName& name) {
   return std::any_of(calls.begin(), calls.end(),
-                     [&](const WaitingCall& call) { return call.name == name; });
+                     [&](const OpenCall& call) { return call.name == name; });
 }
 
 }  // namespace
@@ -59,21 +63,23 @@ std::string FindStalemate(const Session& session, std::optional<std::uint64_t> g
   for (std::size_t seat = 0; seat < segment.shape().num_seats; ++seat) {
     by_seat.push_back(CallsOf(segment, seat, group, now_ns - patience_ns));
   }
-  // Those that can't go on: of every call of theirs, one that can't go on either is not in it. What
-  // is left when no more drop out.
+  // Those that can't go on: to every call that they wait in, one that can't go on either has not
+  // come. What is left when no more drop out. Who has come keeps the lane until all have read it.
   std::vector<bool> is_stuck;
   for (const Calls& calls : by_seat) {
-    is_stuck.push_back(!calls.empty());
+    is_stuck.push_back(std::any_of(calls.begin(), calls.end(),
+                                   [](const OpenCall& call) { return call.has_waited; }));
   }
-  const auto lacks_one = [&](const WaitingCall& call) {
-    return std::any_of(call.members.begin(), call.members.end(), [&](std::size_t member) {
-      return is_stuck[member] && !Has(by_seat[member], call.name);
-    });
+  const auto may_end = [&](const OpenCall& call) {
+    return call.has_waited &&
+           std::none_of(call.members.begin(), call.members.end(), [&](std::size_t member) {
+             return is_stuck[member] && !HasComeTo(by_seat[member], call.name);
+           });
   };
   for (bool changed = true; changed;) {
     changed = false;
     for (std::size_t seat = 0; seat < by_seat.size(); ++seat) {
-      if (is_stuck[seat] && !std::all_of(by_seat[seat].begin(), by_seat[seat].end(), lacks_one)) {
+      if (is_stuck[seat] && std::any_of(by_seat[seat].begin(), by_seat[seat].end(), may_end)) {
         is_stuck[seat] = false;
         changed = true;
       }
@@ -89,8 +95,12 @@ std::string FindStalemate(const Session& session, std::optional<std::uint64_t> g
     }
     text += (text.empty() ? "process " : "; process ") + std::to_string(session.processes()[seat]) +
             " waits in ";
-    for (const WaitingCall& call : by_seat[seat]) {
-      text += (&call == by_seat[seat].data() ? "" : ", and ") + call.text;
+    bool is_first = true;
+    for (const OpenCall& call : by_seat[seat]) {
+      if (call.has_waited) {
+        text += (is_first ? "" : ", and ") + call.text;
+        is_first = false;
+      }
     }
   }
   return text;

@@ -361,16 +361,23 @@ MUTANTS = [
     Mutant(
         "only where all wait",
         "csrc/host/stalemate.cc",
-        "is_stuck.push_back(!calls.empty());",
-        "is_stuck.push_back(true);",
+        "[](const OpenCall& call) { return call.has_waited; }));",
+        "[](const OpenCall&) { return true; }) || calls.empty());",
         ("exchange_failing", "WaitsOfAnyLengthAreNoMismatch"),
     ),
     Mutant(
         "only where no call is common to all",
         "csrc/host/stalemate.cc",
-        "return is_stuck[member] && !Has(by_seat[member], call.name);",
+        "return is_stuck[member] && !HasComeTo(by_seat[member], call.name);",
         "return is_stuck[member];",
         ("open_calls", "ASlowStepIsNoMismatch"),
+    ),
+    Mutant(
+        "who has come to a call and gone on keeps nobody from it",
+        "csrc/host/stalemate.cc",
+        "return call.name == name;",
+        "return call.has_waited && call.name == name;",
+        ("stalemate", "WhoHasEndedACallHasComeToIt"),
     ),
     Mutant(
         "who can go on lets others go on",
@@ -382,8 +389,8 @@ MUTANTS = [
     Mutant(
         "calls that have not stood for long may yet be met",
         "csrc/host/stalemate.cc",
-        "since_ns > until_ns ||",
-        "false ||",
+        "since_ns != 0 && since_ns <= until_ns",
+        "since_ns != 0",
         ("stalemate", "WhoHasNotWaitedForLongMayGoOn"),
     ),
     Mutant(

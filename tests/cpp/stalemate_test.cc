@@ -47,6 +47,14 @@ class Waiting {
     lane.waits_since_ns = now_ns_ - for_ns;
   }
 
+  /// It is over for `process`, though others may still read.
+  void Ended(std::size_t process, const WaitedFor& call) {
+    In(process, call);
+    Lane& lane = host_.segment().lane(host_.job(process).session()->seat(), used_[process] - 1);
+    lane.word = lane.word + 1;
+    lane.waits_since_ns = 0;
+  }
+
   /// What `process` finds.
   std::string Found(std::size_t process, std::optional<std::uint64_t> group = std::nullopt) const {
     return FindStalemate(*host_.job(process).session(), group, now_ns_, kPatienceNs);
@@ -88,6 +96,15 @@ void WhoHasNotWaitedForLongMayGoOn(Context& context) {
   context.Expect(both.Found(0).empty() && both.Found(1).empty(), "patience");
 }
 
+/// Such as a process that was stopped in a call for which the others did not wait to the end.
+void WhoHasEndedACallHasComeToIt(Context& context) {
+  Waiting both(2);
+  both.In(0, {kGroupOfAll, 11, {0, 1}});
+  both.Ended(1, {kGroupOfAll, 11, {0, 1}});
+  both.In(1, {kGroupOfAll, 12, {0, 1}});
+  context.Expect(both.Found(0).empty() && both.Found(1).empty(), "0 goes on, and comes to 12");
+}
+
 /// 0 waits for 1 in the first group, 1 for 2 in the second, 2 for 0 in the third.
 void ACircleOfGroups(Context& context) {
   for (const bool is_closed : {true, false}) {
@@ -120,6 +137,7 @@ int main(int argc, char** argv) {
   return RunTests({{"DifferentCallsOfOneGroup", DifferentCallsOfOneGroup},
                    {"ACallThatAllHaveComeToGoesOn", ACallThatAllHaveComeToGoesOn},
                    {"WhoHasNotWaitedForLongMayGoOn", WhoHasNotWaitedForLongMayGoOn},
+                   {"WhoHasEndedACallHasComeToIt", WhoHasEndedACallHasComeToIt},
                    {"ACircleOfGroups", ACircleOfGroups},
                    {"OneWayOutIsEnough", OneWayOutIsEnough}},
                   argc, argv);

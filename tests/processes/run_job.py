@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+# What tests/processes/jobs/world.py says at the end of each rank.
+DOOR = "XLA's collectives came to the engine: True"
 JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +33,7 @@ def run_job(
     devices: int = 1,
     limit_s: float = 120,
     expect: int | None = 0,
+    accelerate: bool = False,
     **environment: str,
 ) -> dict[int, list[str]]:
     """Runs `jaxcoll run` and returns the lines of each rank.
@@ -38,6 +41,9 @@ def run_job(
     `expect` is the exit status that is right; None: any.
     """
     command = [sys.executable, "-P", "-m", "jaxcoll", "run", "-n", str(processes)]
+    command += ["--accelerate"] * accelerate
+    if accelerate:
+        environment["JAXCOLL_TEST_DOOR"] = "1"
     command += ["--devices-per-process", str(devices), str(JOBS / script), *map(str, arguments)]
     done = subprocess.run(
         command,
@@ -53,4 +59,8 @@ def run_job(
     for line in done.stdout.splitlines():
         if match := re.match(r"\[ *(\d+)\] (.*)", line):
             lines[int(match[1])].append(match[2])
+    for said in lines.values():
+        if accelerate and expect == 0:  # else all of it could have gone through Gloo
+            assert DOOR in said, said
+            said.remove(DOOR)
     return lines

@@ -48,10 +48,17 @@ def test_sizes_around_windows(processes: int, devices: int, segment: str):
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), _layouts(1)[:4])
-def test_programs_drawn_by_chance(processes: int, devices: int, request: pytest.FixtureRequest):
-    programs = 25 if request.config.option.full else 8
-    first = 100 * processes + 1000 * devices
+@pytest.mark.parametrize(
+    ("processes", "devices", "first", "programs"),
+    [
+        pytest.param(2, 2, 0, 8),
+        pytest.param(2, 2, 100, 50, marks=full),
+        pytest.param(3, 1, 200, 15, marks=full),
+        pytest.param(2, 1, 300, 15, marks=full),
+        pytest.param(4, 1, 400, 15, marks=full),
+    ],
+)
+def test_programs_drawn_by_chance(processes: int, devices: int, first: int, programs: int):
     lines = run_job("random_programs.py", first, programs, processes=processes, devices=devices)
     assert_all(lines, f"{programs} programs are right")
 

@@ -15,9 +15,12 @@ Edge = tuple[str, str, str]  # file, importing component, imported component
 
 # Lowest first. A component is a module or a package directly under jaxcoll, a folder under csrc.
 PYTHON_LAYERS = (
-    {"_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers", "_clusters"},
     {
-        *("_native", "_processes", "_segments", "_board", "_engine", "_hosts", "_job"),
+        *("_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers"),
+        *("_clusters", "_addresses", "_mpi_library", "_compiled"),
+    },
+    {
+        *("_native", "_processes", "_segments", "_board", "_door", "_engine", "_hosts", "_job"),
         *("_clones", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"),
     },
     {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher"},
@@ -28,7 +31,7 @@ PYTHON_LAYERS = (
     {"models", "cli"},
     {"__init__", "__main__"},  # the face: it may name everything, nobody imports it from inside
 )
-CXX_LAYERS = ({"core"}, {"kernels"}, {"host"}, {"matmul", "cuda"}, {"ffi"}, {"module"})
+CXX_LAYERS = ({"core"}, {"kernels"}, {"host"}, {"matmul", "cuda", "mpi"}, {"ffi"}, {"module"})
 
 # Module prefix -> the only files that may import it.
 PYTHON_ONLY_IN = {
