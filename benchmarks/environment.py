@@ -27,3 +27,9 @@ def environment() -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxlib": __import__("jaxlib").__version__,
     }
+
+
+def machine(of: dict[str, Any]) -> str:
+    """Returns the part of a results file's name that says where it was made, and when."""
+    cpu = of["cpu"].split("@")[0].strip().replace(" ", "-")
+    return f"{of['cores']}-cores-{cpu}_{of['date'].replace('-', '')}".lower()

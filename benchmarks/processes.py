@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import mpi4jax_chains
-from environment import environment
+from environment import environment, machine
 
 VARIANTS = ("native", "lax", "mpi4jax")
 HERE = Path(__file__).resolve().parent
@@ -248,11 +248,7 @@ def text(row: dict[str, Any]) -> str:
 def write(results: dict[str, Any], folder: Path) -> None:
     import process_report
 
-    head = results["environment"]
-    hardware = (
-        f"{head['cores']}-cores-{head['cpu'].split('@')[0].strip().replace(' ', '-')}".lower()
-    )
-    stem = folder / f"processes_{hardware}_{head['date'].replace('-', '')}"
+    stem = folder / f"processes_{machine(results['environment'])}"
     table = process_report.markdown(results)
     print(table)
     Path(f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n")

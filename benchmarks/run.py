@@ -76,12 +76,9 @@ def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def write(results: dict[str, Any], folder: Path, theme: str) -> None:
     import report
+    from environment import machine
 
-    head = results["environment"]
-    hardware = (
-        f"{head['cores']}-cores-{head['cpu'].split('@')[0].strip().replace(' ', '-')}".lower()
-    )
-    stem = folder / f"{theme}_{hardware}_{head['date'].replace('-', '')}"
+    stem = folder / f"{theme}_{machine(results['environment'])}"
     folder.mkdir(parents=True, exist_ok=True)
     text = report.markdown(results)
     print(text)
