@@ -16,7 +16,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-processes test-fallback test-all bench bench-processes lint format ctest wheel release-test docs env build stubs signatures clean
+.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -50,6 +50,9 @@ bench: $(VENV)/.dev$(JAX)  ## measure against jax.lax; table, JSON and plot in b
 
 bench-processes: $(VENV)/.dev$(JAX)  ## the same across processes, against jax.lax on Gloo and mpi4jax
 	$(BIN)/python benchmarks/processes.py $(ARGS)
+
+bench-door: $(VENV)/.dev$(JAX)  ## XLA's own collectives on jaxcoll's engine, against the same on Gloo
+	$(BIN)/python benchmarks/door.py $(ARGS)
 
 lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, clang-tidy
 	$(BIN)/ruff check
