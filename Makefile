@@ -5,10 +5,12 @@
 #   JAX=0.10.2             that version of JAX instead of the newest that the Python can have
 #   ARGS=...               further arguments for pytest, examples/train_lm.py, the benchmarks,
 #                          tools/test_all.py
+#   LAX_ARGS=...           for pytest on jax.lax alone
 PYTHON ?= python3
 VENV ?= .venv
 JAX ?=
 ARGS ?=
+LAX_ARGS ?=
 
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
@@ -27,9 +29,9 @@ demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 mi
 
 test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (under 10 minutes)
 	$(PYTEST) $(ARGS)
-	JAXCOLL_BACKEND=lax $(PYTEST) $(addprefix --ignore tests/,repo examples seeds docs model parallel processes) $(ARGS)
+	JAXCOLL_BACKEND=lax $(PYTEST) $(addprefix --ignore tests/,repo examples seeds docs model parallel processes) $(ARGS) $(LAX_ARGS)
 
-test-processes: $(VENV)/.dev$(JAX)  ## all tests of several processes, whole products (8 minutes)
+test-processes: $(VENV)/.dev$(JAX)  ## all tests of several processes, whole products (12 minutes)
 	$(BIN)/pytest tests/processes --full $(ARGS)
 
 # Not editable: the wheel without the extension, as it is installed where there is no compiler.

@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
     config.addinivalue_line("markers", "full: runs only with --full")
+    config.addinivalue_line("markers", "long: the same, and CI leaves it to `make test-all`")
 
 
 def pytest_report_header() -> str:
@@ -75,5 +76,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
     if not config.option.full:
         for item in items:
-            if item.get_closest_marker("full"):
+            if item.get_closest_marker("full") or item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="runs with --full"))

@@ -7,7 +7,7 @@ from processes.run_job import run_job
 needs_native = pytest.mark.skipif(
     native_missing() is not None, reason="the engine across processes is native"
 )
-full = pytest.mark.full
+full, long = pytest.mark.full, pytest.mark.long
 LAYOUTS = [(2, 2), (3, 1), (2, 1), (4, 1), (2, 4), (8, 1)]  # processes, devices of each
 
 
@@ -39,9 +39,18 @@ def test_one_op_of_each_kind(processes: int, devices: int):
 
 
 @needs_native
-@full
-@pytest.mark.parametrize(("processes", "devices"), LAYOUTS[:4])
-@pytest.mark.parametrize("segment", ["1M", ""])
+@pytest.mark.parametrize(
+    ("segment", "processes", "devices"),
+    [
+        pytest.param("1M", 2, 2, marks=full),
+        pytest.param("", 3, 1, marks=full),
+        *(
+            pytest.param(segment, *layout, marks=long)
+            for segment, layouts in (("1M", LAYOUTS[1:4]), ("", (LAYOUTS[0], *LAYOUTS[2:4])))
+            for layout in layouts
+        ),
+    ],
+)
 def test_sizes_around_windows(processes: int, devices: int, segment: str):
     lines = run_job("sizes.py", processes=processes, devices=devices, JAXCOLL_SEGMENT_BYTES=segment)
     assert_all(lines, "all sizes are right")
@@ -79,16 +88,22 @@ def test_the_same_on_lax():
 
 
 @needs_native
-@full
-@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 2)])
-@pytest.mark.parametrize("ops", ["some", "all"])
+@pytest.mark.parametrize(
+    ("ops", "processes", "devices"),
+    [
+        pytest.param("all", 2, 2, marks=full),
+        pytest.param("some", 4, 1, marks=full),
+        pytest.param("all", 4, 1, marks=long),
+        pytest.param("some", 2, 2, marks=long),
+    ],
+)
 def test_two_hosts(processes: int, devices: int, ops: str):
     lines = run_job("values.py", ops, "hosts", processes=processes, devices=devices)
     assert_all(lines, "all values are right")
 
 
-@full
-def test_large_chunks_of_reduce_scatter_on_lax():
+@pytest.mark.parametrize("runs", [pytest.param(20, marks=full), pytest.param(200, marks=long)])
+def test_large_chunks_of_reduce_scatter_on_lax(runs: int):
     """Where Gloo's own gives wrong values now and then."""
-    lines = run_job("scattered.py", 200, 16 << 20, processes=4, limit_s=280, JAXCOLL_BACKEND="lax")
+    lines = run_job("scattered.py", runs, 16 << 20, processes=4, limit_s=280, JAXCOLL_BACKEND="lax")
     assert_all(lines, "all runs are right")

@@ -1,4 +1,4 @@
-"""A call that goes wrong on one process, and what the others say: failing.py KIND FOLDER."""
+"""Calls that go wrong on one process, and what the others say: failing.py KIND[,KIND...] FOLDER."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from world import mapped, mesh, put, say
 
 import jaxcoll
 
-KIND, FOLDER = sys.argv[1], Path(sys.argv[2])
+KINDS, FOLDER = sys.argv[1].split(","), Path(sys.argv[2])
 RANK = jax.process_index()
 AXES = mesh().axis_names
 LIMIT_S = 3.0
@@ -63,9 +63,9 @@ def pause(x: Any) -> Any:
     return jaxcoll.all_reduce(x + late, AXES)
 
 
-def go_wrong() -> None:
+def go_wrong(kind: str) -> None:
     """Makes the call that fails."""
-    match KIND:
+    match kind:
         case "shapes":
             run(after, ones(8 + RANK % 2))
         case "dtypes":
@@ -99,20 +99,20 @@ def go_wrong() -> None:
                 sys.exit(0)
             run(after, ones())
         case _:
-            raise AssertionError(KIND)
+            raise AssertionError(kind)
 
 
-def main() -> None:
+def fail(kind: str) -> None:
     jaxcoll.config.timeout_s = LIMIT_S
     for _ in range(3):
         run(healthy, ones())
     begin = time.monotonic()
     try:
-        go_wrong()
+        go_wrong(kind)
         say("no error")
     except jax.errors.JaxRuntimeError as error:
         say(f"after {time.monotonic() - begin:.1f} s: {error}".splitlines()[0])
-    if KIND == "stopped" and RANK == 0:
+    if kind == "stopped" and RANK == 0:
         os.kill(int((FOLDER / "pid").read_text()), signal.SIGCONT)
     # Alive, and so is JAX; and who calls again is told the same.
     assert int(jax.jit(lambda x: x + 1)(1)) == 2
@@ -121,13 +121,13 @@ def main() -> None:
         say("no error in the next call")
     except jax.errors.JaxRuntimeError as error:
         say(f"next: {error}".splitlines()[0])
-    if "killed" in KIND:
+    if "killed" in kind:
         try:
             jaxcoll.reset()
             say("no error in reset")
         except RuntimeError as error:
             say(str(error))
-    if KIND in ("shapes", "dtypes", "order", "groups", "late", "late device", "stopped"):
+    if kind in ("shapes", "dtypes", "order", "groups", "late", "late device", "stopped"):
         jaxcoll.config.timeout_s = 60
         jaxcoll.reset()
         (shard, *_) = run(healthy, ones()).addressable_shards
@@ -135,4 +135,5 @@ def main() -> None:
         say("works again")
 
 
-main()
+for each in KINDS:
+    fail(each)
