@@ -174,9 +174,9 @@ def main() -> None:
         "",
         "Times are medians in milliseconds; ratios (Gloo / jaxcoll, above 1 jaxcoll is faster) are "
         f"medians over {chosen.rounds} rounds of two jobs each. Steps are of `sharded_steps.py`, "
-        "with `jit` and `NamedSharding` alone: six 512x512 layers with a batch of 64, and a Transformer "
-        "of 4 layers, width 256 and 16 sequences of 128 tokens. The others are one call of a chain "
-        "of lax's collectives, with the bytes of a rank.",
+        "with `jit` and `NamedSharding` alone: six 512x512 layers with a batch of 64, and a "
+        "Transformer of 4 layers, width 256 and 16 sequences of 128 tokens. The others are one "
+        "call of a chain of lax's collectives, with the bytes of a rank.",
         "",
         "| processes | what | Gloo ms | jaxcoll ms | ratio | results |",
         "|--:|---|--:|--:|--:|---|",
