@@ -5,8 +5,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <bit>        // std::bit_cast
 #include <cstddef>    // std::size_t
-#include <cstdint>    // std::int64_t, std::uint64_t
+#include <cstdint>    // std::int64_t, std::uint64_t, std::uintptr_t
 #include <memory>     // std::shared_ptr
 #include <optional>   // std::optional
 #include <stdexcept>  // std::runtime_error
@@ -23,6 +24,7 @@
 #include "host/segment.h"
 #include "host/watchdog.h"
 #include "kernels/kernel_sets.h"
+#include "matmul/blas.h"
 #include "mpi/door.h"
 
 namespace nb = nanobind;
@@ -43,6 +45,8 @@ constexpr Target kTargets[] = {
     {"jaxcoll_all_to_all", JaxcollAllToAll},
     {"jaxcoll_ppermute", JaxcollPpermute},
     {"jaxcoll_broadcast", JaxcollBroadcast},
+    {"jaxcoll_all_gather_matmul", JaxcollAllGatherMatmul},
+    {"jaxcoll_matmul_reduce_scatter", JaxcollMatmulReduceScatter},
 };
 
 nb::capsule Capsule(const void* pointer) { return nb::capsule(pointer); }
@@ -158,6 +162,17 @@ std::size_t ExpectCliques(const std::vector<std::vector<std::int64_t>>& devices,
   return ExpectCommunicators(cliques, is_of_job);
 }
 
+// Addresses, as Python finds them.
+void UseBlas(std::uintptr_t sgemm, std::uintptr_t dgemm, std::uintptr_t set_num_threads,
+             std::uintptr_t num_threads) {
+  BlasFunctions blas;
+  blas.sgemm = std::bit_cast<BlasFunctions::Sgemm>(sgemm);
+  blas.dgemm = std::bit_cast<BlasFunctions::Dgemm>(dgemm);
+  blas.set_num_threads = std::bit_cast<void (*)(int)>(set_num_threads);
+  blas.num_threads = std::bit_cast<int (*)()>(num_threads);
+  SetBlas(blas);
+}
+
 void Leave() {
   if (const std::shared_ptr<Session> session = Job::Get().session(); session != nullptr) {
     session->Leave();
@@ -194,6 +209,9 @@ NB_MODULE(_core, m) {
   m.def("start", &Start, nb::arg("reads_peers"),
         "Begins to use the segment that was joined. With `reads_peers`, the same on all processes, "
         "large copies are read from where they lie.");
+  m.def("use_blas", &UseBlas, nb::arg("sgemm"), nb::arg("dgemm"), nb::arg("set_num_threads"),
+        nb::arg("num_threads"),
+        "The addresses of a BLAS's functions; the last two are 0 where it has one thread.");
   m.def("leave", &Leave, "Tells the other processes that this one is about to exit.");
   m.def("connect_mpi", &ConnectMpi, nb::arg("path"),
         "Connects libjaxcoll_mpi.so with the engine; returns why that failed, or ''.");

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from jaxcoll._initialize import initialize as initialize
     from jaxcoll._processes import simulate_cpu_devices as simulate_cpu_devices
     from jaxcoll.collectives.all_gather import all_gather as all_gather
+    from jaxcoll.collectives.all_gather_matmul import all_gather_matmul as all_gather_matmul
     from jaxcoll.collectives.all_reduce import all_reduce as all_reduce
     from jaxcoll.collectives.all_to_all import all_to_all as all_to_all
     from jaxcoll.collectives.broadcast import broadcast as broadcast
+    from jaxcoll.collectives.matmul_reduce_scatter import (
+        matmul_reduce_scatter as matmul_reduce_scatter,
+    )
     from jaxcoll.collectives.ppermute import ppermute as ppermute
     from jaxcoll.collectives.reduce_scatter import reduce_scatter as reduce_scatter
     from jaxcoll.mesh import DeviceMeshManager as DeviceMeshManager
@@ -71,6 +75,7 @@ _HOMES = {
     "TrainState": "jaxcoll.parallel.state",
     "accelerate_lax": "jaxcoll._accelerate",
     "all_gather": "jaxcoll.collectives.all_gather",
+    "all_gather_matmul": "jaxcoll.collectives.all_gather_matmul",
     "all_reduce": "jaxcoll.collectives.all_reduce",
     "all_to_all": "jaxcoll.collectives.all_to_all",
     "broadcast": "jaxcoll.collectives.broadcast",
@@ -88,6 +93,7 @@ _HOMES = {
     "info": "jaxcoll._info",
     "initialize": "jaxcoll._initialize",
     "make_mesh": "jaxcoll.mesh",
+    "matmul_reduce_scatter": "jaxcoll.collectives.matmul_reduce_scatter",
     "pipeline_parallel_train_step": "jaxcoll.parallel.pipeline",
     "ppermute": "jaxcoll.collectives.ppermute",
     "reduce_scatter": "jaxcoll.collectives.reduce_scatter",

@@ -11,7 +11,7 @@ from typing import Literal
 
 from jaxcoll._config import config, logger
 
-Path = Literal["native", "lax", "two-level"]
+Path = Literal["native", "lax", "two-level", "two-step"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Decision:
         dtypes: of the operands, one a leaf.
         bytes: of all operands of one rank.
         group_size: ranks that communicate with each other; None outside of a manual region.
-        path: `native`; `lax`; or `two-level`, native on each host and XLA's own between hosts.
+        path: `native`; `lax`; `two-level`, native on each host and XLA's own between hosts; or
+            `two-step`, another collective of ours and a matmul of XLA's.
         reason: why not native; empty where it is.
         source: the user's `file:line (function)`.
         called: `jaxcoll` or `jax.lax`: whose function the user or a library called.
@@ -51,9 +52,11 @@ class Decision:
         """In which order a reduction combines the ranks; empty where nothing is reduced."""
         if self.reduction is None:
             return ""
-        return {"native": "by rank", "two-level": "by rank on each host, then XLA's"}.get(
-            self.path, "XLA's"
-        )
+        return {
+            "native": "by rank",
+            "two-level": "by rank on each host, then XLA's",
+            "two-step": "that of the steps",
+        }.get(self.path, "XLA's")
 
 
 @dataclasses.dataclass(eq=False)  # one is found by identity

@@ -43,6 +43,7 @@ class _State:
     pids: Mapping[int, int] = dataclasses.field(default_factory=dict)  # of this host's processes
     problem: str | None = None
     window_bytes: int = 0
+    has_spare_cores: bool = False
 
 
 _state = _State()
@@ -120,6 +121,7 @@ def attach(call: str = "initialize") -> None:
     changes = _state.attachments == 0 or problem != _state.problem
     _state.attachments, _state.host_of = attempt, hosts
     _state.problem, _state.window_bytes = problem, window
+    _state.has_spare_cores = any(cards[i]["cores"] > cards[i]["devices"] for i in here)
     if problem:
         logger.warning(
             "jaxcoll: no native calls between processes (%s); they run on jax.lax.", problem
@@ -246,6 +248,11 @@ def window_bytes() -> int:
     return _state.window_bytes
 
 
+def has_spare_cores() -> bool:
+    """Tells whether a process of this host may run on more cores than it has devices."""
+    return _state.has_spare_cores
+
+
 def depends_on_places(primitive: Primitive) -> None:
     """Has programs with the primitive lowered for each list of devices, once that matters."""
     _placed.append(primitive)
@@ -269,6 +276,7 @@ def _card() -> dict[str, Any]:
         "host": _host(),
         "pid": os.getpid(),
         "devices": _processes.expected_devices(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         "missing": _native.missing_reason(),
         "settings": {
             "jax": jax.__version__,

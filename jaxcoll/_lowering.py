@@ -72,11 +72,13 @@ class Call:
         attributes: what the op's csrc/ffi file reads besides the groups.
         result_types: one for each leaf.
         in_place: whether result i takes the memory of operand i.
+        operands: the leaves, where they are not the equation's own.
     """
 
     attributes: Mapping[str, int | Sequence[int]]
     result_types: Sequence[ir.Type]
     in_place: bool = False
+    operands: Sequence[ir.Value] | None = None
 
 
 def lower(
@@ -86,18 +88,21 @@ def lower(
     operands: Sequence[ir.Value],
     lower_to_lax: Callable[[], Sequence[ir.Value]],
     on_hosts: Callable[[TwoLevel], Callable[..., Any]] | None = None,
+    in_two_steps: Callable[[], Sequence[ir.Value]] | None = None,
 ) -> Sequence[ir.Value]:
     """Lowers one collective natively where that is possible, else through `lower_to_lax`.
 
     `make_call` gets the groups and returns the call, or says why there is none for these operands.
     `on_hosts` returns a function of the operands for groups over several hosts; None where there is
-    none that is better than lax's.
+    none that is better than lax's. `in_two_steps` lowers a call that does more than communicate to
+    another of ours and the rest, for operands and groups that have no native call.
     """
     watch_forks()
     if tuple(ctx.module_context.platforms) == ("cpu",):
         _warn_about_threads()
     groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
     reason = _lax_reason(ctx, request.backend) or _group_reason(groups)
+    is_served = reason is None
     call: Call | None = None
     if reason is None and groups is not None:
         made = make_call(groups)
@@ -116,6 +121,10 @@ def lower(
         else:
             reason = levels or _faster_on_lax(ctx, request, groups)
         call = call if reason is None else None
+    if call is None and is_served and request.backend == "auto" and in_two_steps is not None:
+        note(ctx, request, groups, reason or "", path="two-step")
+        with _decisions.silence():
+            return in_two_steps()
     alone = groups is not None and max(map(len, groups)) == 1
     if call is None and request.backend == "native" and not alone:
         raise NativeUnavailableError(
@@ -218,6 +227,13 @@ def _levels(ctx: Context, request: Request, groups: Groups) -> Levels | str | No
     return levels_of(hosts)
 
 
+def spans_processes(ctx: Context, groups: Groups) -> bool:
+    """Tells whether a group has ranks in several processes."""
+    processes = _placement(ctx, groups)["processes"]
+    size = len(groups[0])
+    return any(len(set(processes[i : i + size])) > 1 for i in range(0, len(processes), size))
+
+
 def _placement(ctx: Context, groups: Groups) -> dict[str, Sequence[int]]:
     """Returns the attributes that tell the engine where members are; empty in one process."""
     devices = _compat.mesh_devices(ctx) if jax.process_count() > 1 else None
@@ -232,9 +248,7 @@ def _faster_on_lax(ctx: Context, request: Request, groups: Groups) -> str | None
     """Says so of a copy inside processes, where "auto" may choose; else None."""
     if request.backend != "auto" or request.copied is None:
         return None
-    processes = _placement(ctx, groups)["processes"]
-    size = len(groups[0])
-    if any(len(set(processes[i : i + size])) > 1 for i in range(0, len(processes), size)):
+    if spans_processes(ctx, groups):
         return None  # lax is Gloo there, which does not say who is missing
     least = _crossovers.lax_from_bytes(request.op, len(groups[0]))
     if least is None or request.copied < least:
@@ -271,14 +285,15 @@ def _emit(
         **_placement(ctx, groups),
         **call.attributes,
     }
-    layouts = [tuple(reversed(range(ir.RankedTensorType(o.type).rank))) for o in operands]
+    leaves = operands if call.operands is None else call.operands
+    layouts = [tuple(reversed(range(ir.RankedTensorType(leaf.type).rank))) for leaf in leaves]
     result_layouts = [
         tuple(reversed(range(ir.RankedTensorType(t).rank))) for t in call.result_types
     ]
     custom_call = _compat.custom_call(
         f"jaxcoll_{request.op}",
         result_types=[token.type, *call.result_types],
-        operands=[stablehlo.partition_id(), token, *operands],
+        operands=[stablehlo.partition_id(), token, *leaves],
         backend_config={name: _attribute(value) for name, value in attributes.items()},
         operand_layouts=[(), (), *layouts],
         result_layouts=[(), *result_layouts],

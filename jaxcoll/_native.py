@@ -10,7 +10,7 @@ from types import ModuleType
 
 import jax
 
-from jaxcoll import _compat
+from jaxcoll import _blas, _compat
 from jaxcoll._config import config, logger
 
 _register_lock = threading.Lock()
@@ -66,6 +66,20 @@ def unavailable_reason() -> str | None:
     """Says why native calls can't be lowered in this process, or None. Registers on first use."""
     with _register_lock:
         return _register()
+
+
+@ft.cache
+def matmul_problem() -> str | None:
+    """Says why the extension can't multiply matrices, or None."""
+    core, reason = _load()
+    if core is None:
+        return reason
+    blas = _blas.find()
+    if isinstance(blas, str):
+        logger.warning("jaxcoll: %s; collective matmuls are a collective and a matmul.", blas)
+        return blas
+    core.use_blas(*blas)
+    return None
 
 
 def missing_reason() -> str | None:

@@ -14,5 +14,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxcollReduceScatter);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxcollAllToAll);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxcollPpermute);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxcollBroadcast);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxcollAllGatherMatmul);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxcollMatmulReduceScatter);
 
 }  // namespace jaxcoll

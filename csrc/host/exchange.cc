@@ -58,6 +58,7 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       readers_(peers_.size()) {
   for (std::size_t process = 0, i = 0; process < members.num_processes(); ++process) {
     if (process != members.mine()) {
+      peers_[i].process = process;
       peers_[i++].seat = members.seat(process);
     }
   }
@@ -111,6 +112,7 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
   for (Peer& peer : peers_) {
     peer.lane = nullptr;
     peer.progress = 0;
+    peer.rounds_taken = 0;
   }
   if (!fits_) {
     session_->segment().Fail(names_.Text() + ": it does not fit the job's shared memory");
@@ -194,6 +196,20 @@ bool Exchange::AllHaveReached(std::size_t steps) {
   return all;
 }
 
+void Exchange::Locate(const Peer& peer) {
+  windows_[peer.process] = session_->segment().window(peer.seat, peer.lane_number);
+}
+
+void Exchange::TakeWhatCame(std::size_t round) {
+  for (Peer& peer : peers_) {
+    if (peer.rounds_taken <= round && peer.progress >= needed_) {
+      Locate(peer);
+      route_->Take(round, peer.process, local_, {windows_.data(), pids_.data()});
+      peer.rounds_taken = round + 1;
+    }
+  }
+}
+
 void Exchange::Publish(bool is_last) {
   const std::uint64_t word = tag_ << Lane::kProgressBits | step_;
   if (is_last) {  // nobody waits for it
@@ -216,28 +232,34 @@ bool Exchange::Advance() {
       ++step_;
       continue;
     }
+    const std::size_t phase = steps_.phase(step_);
+    const std::size_t round = steps_.round(step_);
+    const bool takes = phase == 1 && route_->takes_one_by_one();
     needed_ = steps_.Needs(step_);
-    if (!AllHaveReached(needed_)) {
-      return false;
-    }
+    const bool all_have = AllHaveReached(needed_);
     if (session_->segment().failed()) {
       return false;
     }
-    const std::size_t phase = steps_.phase(step_);
-    if (phase == 1 && steps_.round(step_) == 0) {  // the first that reads
-      for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {
-        if (process != members_.mine()) {
-          windows_[process] = session_->segment().window(peers_[i].seat, peers_[i].lane_number);
-          ++i;
-        }
+    if (takes) {
+      TakeWhatCame(round);
+    }
+    if (!all_have) {
+      return false;
+    }
+    if (phase == 1 && round == 0) {  // the first that reads
+      for (const Peer& peer : peers_) {
+        Locate(peer);
       }
     }
-    if (!route_->Run(phase, steps_.round(step_), local_, {windows_.data(), pids_.data()})) {
+    if (!takes && !route_->Run(phase, round, local_, {windows_.data(), pids_.data()})) {
       session_->segment().Fail(names_.Text() + ": another process's memory can't be read any more");
       return false;
     }
     ++step_;
     Publish(step_ == steps_.count());
+    if (phase == 0) {
+      route_->Meanwhile(round, local_);
+    }
   }
   if (session_->segment().failed()) {
     return false;  // what was read in another process may be something else by now

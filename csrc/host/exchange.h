@@ -111,9 +111,11 @@ class Exchange : public Pooled {
  private:
   struct Peer {
     std::size_t seat = 0;
+    std::size_t process = 0;
     const Lane* lane = nullptr;  // of this call; null: not found yet
     std::size_t lane_number = 0;
     std::size_t progress = 0;
+    std::size_t rounds_taken = 0;
   };
 
   bool OpenLane();
@@ -121,6 +123,10 @@ class Exchange : public Pooled {
   bool Find(Peer& peer) const;
   bool HasReached(Peer& peer, std::size_t steps) const;
   bool AllHaveReached(std::size_t steps);
+  /// Takes what has come of a round, of a route that takes one by one.
+  void TakeWhatCame(std::size_t round);
+  /// Notes where the peer's window is.
+  void Locate(const Peer& peer);
   void Publish(bool is_last);
   /// Runs the steps that may run; true where none is left.
   bool Advance();

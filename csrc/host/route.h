@@ -105,6 +105,15 @@ class Route : public Pooled {
   /// read.
   [[nodiscard]] virtual bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                                  const Processes& processes) const = 0;
+
+  /// What of a round needs no other process: done once the round's first phase is published, while
+  /// the others may still be on their way.
+  virtual void Meanwhile(std::size_t /*round*/, const Buffers& /*local*/) const {}
+  /// Whether the second phase, the last one, takes what each other process has left by itself and
+  /// as it comes, with Take instead of Run.
+  [[nodiscard]] virtual bool takes_one_by_one() const { return false; }
+  virtual void Take(std::size_t /*round*/, std::size_t /*process*/, const Buffers& /*local*/,
+                    const Processes& /*processes*/) const {}
 };
 
 }  // namespace jaxcoll

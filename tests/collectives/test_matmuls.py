@@ -1,0 +1,236 @@
+"""The collective matmuls: values, types and derivatives, and how the native ones come about."""
+
+import ctypes
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checks import (
+    assert_conforms,
+    assert_same,
+    auto_is_native,
+    counted_calls,
+    mapped,
+    mesh,
+    native_missing,
+)
+from helpers import SIZES, blocks
+from matmuls import BATCHES, DTYPES, KINDS, function, operands, reference, row
+from programs import DERIVATIVES, TRANSFORMATIONS, Function
+
+import jaxcoll
+from jaxcoll import _blas, _native
+
+needs_native = pytest.mark.skipif(native_missing() is not None, reason="about native calls")
+
+
+@pytest.mark.product(kind=KINDS, batch=BATCHES, dtype=DTYPES, size=SIZES, check_vma=(True, False))
+def test_values_are_numpys(kind: str, batch: Any, dtype: np.dtype, size: int, check_vma: bool):
+    op = row(kind, batch)
+    xs = blocks(op, size, dtype)
+    ys = jax.jit(mapped(op.over("x")["ours"], mesh(size), check_vma=check_vma))(xs)
+    assert_same(ys, op.reference(xs))
+
+
+@pytest.mark.product(kind=KINDS, program=list(TRANSFORMATIONS), batch=BATCHES, size=(1, 2, 3, 4))
+def test_transformations_are_those_of_two_steps(kind: str, program: str, batch: Any, size: int):
+    assert_conforms(row(kind, batch), TRANSFORMATIONS[program], mesh(size))
+
+
+@pytest.mark.product(
+    kind=KINDS, program=list(DERIVATIVES), batch=BATCHES, check_vma=(True, False), size=(1, 2, 3, 4)
+)
+def test_derivatives_are_those_of_two_steps(
+    kind: str, program: str, batch: Any, check_vma: bool, size: int
+):
+    def derivatives(f: Function, x: Any) -> Any:
+        return {derivative.__name__: derivative(f, x) for derivative in DERIVATIVES[program]}
+
+    op = row(kind, batch)
+    xs = blocks(op, size, np.float64)
+    assert_conforms(op, derivatives, mesh(size), xs, check_vma=check_vma, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batched", ["x", "w", "both"])
+def test_a_batch_of_either_operand(kind: str, batched: str):
+    xs, ws = operands(kind, 2, 3, 4, 5)
+    of_x, of_w = batched != "w", batched != "x"
+    xs = np.stack([xs, xs + 1], axis=1) if of_x else xs
+    ws = np.stack([ws, ws - 1], axis=1) if of_w else ws
+
+    def f(x: Any, w: Any) -> Any:
+        call = function(kind)
+        in_axes = (0 if of_x else None, 0 if of_w else None)
+        return jax.vmap(lambda x, w: call(x, w, "x"), in_axes=in_axes)(x, w)
+
+    ys = jax.jit(mapped(f, mesh(2)))(xs, ws)
+    for i in range(2):
+        want = reference(kind, xs[:, i] if of_x else xs, ws[:, i] if of_w else ws)
+        assert_same(ys[:, i], want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("axis", ["y", ("x", "y")])
+def test_a_part_of_the_mesh_and_all_of_it(kind: str, axis: Any):
+    op = row(kind)
+    ranks = 2 if axis == "y" else 4
+    xs = blocks(op, 4, shape=op.shape(ranks))
+    ys = jax.jit(mapped(op.over(axis)["ours"], mesh(2, 2)))(xs)
+    want = [op.reference(group) for group in (np.split(xs, 2) if ranks == 2 else [xs])]
+    assert_same(ys, np.concatenate(want))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_panels_on_several_cores(kind: str):
+    xs, ws = operands(kind, 3, 515, 130, 70)
+    ys = jax.jit(mapped(lambda x, w: function(kind)(x, w, "x"), mesh(3)))(xs, ws)
+    assert_same(ys, reference(kind, xs, ws))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+# Without (3, 0, 5): XLA can't compile a map all of whose operands are empty (jax 0.10.2 to 0.12).
+@pytest.mark.parametrize("shape", [(0, 4, 5), (3, 4, 0), (1, 1, 1)])
+def test_nothing_and_one(kind: str, shape: tuple[int, int, int]):
+    xs, ws = operands(kind, 2, *shape)
+    ys = jax.jit(mapped(lambda x, w: function(kind)(x, w, "x"), mesh(2)))(xs, ws)
+    assert_same(ys, reference(kind, xs, ws))
+
+
+def test_half_precision_is_rounded_once():
+    xs = np.ones((3, 1, 1), jnp.bfloat16)
+    ws = np.array([[[256.0]], [[1.0]], [[1.0]]], jnp.bfloat16)
+    xs = np.concatenate([xs] * 3, axis=1)
+
+    def f(x: Any, w: Any) -> Any:
+        return jaxcoll.matmul_reduce_scatter(x, w, "x")
+
+    ys = jax.jit(mapped(f, mesh(3)))(xs, ws)
+    assert float(ys[0, 0, 0]) == 258  # 256 + 1 in bfloat16 is 256
+    wide = jax.jit(
+        mapped(
+            lambda x, w: jaxcoll.matmul_reduce_scatter(
+                x, w, "x", preferred_element_type=jnp.float32
+            ),
+            mesh(3),
+        )
+    )(xs, ws)
+    assert wide.dtype == np.float32
+    assert float(wide[0, 0, 0]) == 258
+
+
+# ---- The native path -----------------------------------------------------------------------------
+
+
+@needs_native
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_one_call_each_and_transpose_nothing(kind: str):
+    xs, ws = operands(kind, 2, 8, 8, 8)
+
+    def f(x: Any, w: Any) -> Any:
+        call = function(kind)
+        return jax.grad(lambda x, w: (call(x, w, "x", backend="native") ** 2).sum(), (0, 1))(x, w)
+
+    program = jax.jit(mapped(f, mesh(2)))
+    text = program.lower(xs, ws).as_text()
+    assert len(re.findall("w_is_transposed = 1", text)) == 1  # dx
+    assert len(re.findall("x_is_transposed = 1", text)) == 1  # dw
+    with counted_calls() as count:
+        jax.block_until_ready(program(xs, ws))
+    assert count.calls == 3 * 2
+
+
+@needs_native
+def test_explain_names_the_call():
+    xs, ws = operands("gather_rows", 2, 8, 8, 8)
+    with jaxcoll.using(backend="native"):
+        (row,) = jaxcoll.explain(
+            mapped(lambda x, w: jaxcoll.all_gather_matmul(x, w, "x"), mesh(2)), xs, ws
+        ).rows
+    assert (row.op, row.path, row.dtypes) == (
+        "all_gather_matmul", "native", ("float32", "float32"),
+    )  # fmt: skip
+
+
+@needs_native
+def test_products_leave_the_threads_of_blas_as_they_were():
+    blas = _blas.find()
+    assert isinstance(blas, _blas.Blas)
+    threads = ctypes.CFUNCTYPE(ctypes.c_int)(blas.num_threads)
+    before = threads()
+    xs, ws = operands("gather_rows", 4, 64, 64, 64)
+    f = jax.jit(mapped(lambda x, w: jaxcoll.all_gather_matmul(x, w, "x"), mesh(4)))
+    for _ in range(20):
+        jax.block_until_ready(f(xs, ws))
+    assert threads() == before
+
+
+@needs_native
+def test_without_a_blas_it_is_two_steps(monkeypatch: pytest.MonkeyPatch):
+    if not auto_is_native():
+        pytest.skip("auto is lax here")
+    monkeypatch.setattr(_blas, "find", lambda: "SciPy has no BLAS today")
+    _native.matmul_problem.cache_clear()
+    xs, ws = operands("scatter_rows", 2, 3, 4, 5)
+
+    def f(x: Any, w: Any) -> Any:
+        return jaxcoll.matmul_reduce_scatter(x, w, "x")
+
+    try:
+        (row,) = jaxcoll.explain(mapped(f, mesh(2)), xs, ws).rows
+        assert (row.path, row.reason) == ("two-step", "SciPy has no BLAS today")
+        assert_same(jax.jit(mapped(f, mesh(2)))(xs, ws), reference("scatter_rows", xs, ws))
+        with pytest.raises(jaxcoll.NativeUnavailableError, match="SciPy has no BLAS today"):
+            jax.jit(
+                mapped(
+                    lambda x, w: jaxcoll.matmul_reduce_scatter(x, w, "x", backend="native"),
+                    mesh(2),
+                )
+            )(xs, ws)
+    finally:
+        _native.matmul_problem.cache_clear()
+
+
+# ---- Errors --------------------------------------------------------------------------------------
+
+GATHER, SCATTER = jaxcoll.all_gather_matmul, jaxcoll.matmul_reduce_scatter
+MATRIX = np.zeros((6, 5), np.float32)
+WRONG: list[tuple[str, Any, type[Exception], str]] = [
+    ("integers", lambda x: GATHER(x.astype(np.int32), MATRIX, "x"), TypeError,
+     'all_gather_matmul(x, w, "x"): x: expected an array of float16, bfloat16, float32, float64, '
+     "got int32. For others, call the collective and jnp.matmul one after the other."),
+    ("a list", lambda x: GATHER(x, [[1.0]], "x"), TypeError, "w: expected an array of float16"),
+    ("w of three dimensions", lambda x: GATHER(x, MATRIX[None], "x"), ValueError,
+     'all_gather_matmul(x, w, "x"): w: expected a matrix (k, n), got shape (1, 6, 5).'),
+    ("another axis", lambda x: GATHER(x[None], MATRIX, "x", gather_axis=0), ValueError,
+     "gather_axis: expected -2 (rows) or -1, one of the last two dimensions of x, got 0 for shape "
+     "(1, 4, 6)."),
+    ("no axis", lambda x: SCATTER(x, MATRIX, "x", scatter_axis="rows"), TypeError,
+     "scatter_axis: expected -2 or -1, got 'rows'."),
+    ("a vector", lambda x: GATHER(x[0], MATRIX, "x"), ValueError,
+     "x: expected 2 dimensions or more, got (6,)."),
+    ("another k", lambda x: GATHER(x, MATRIX[1:], "x"), ValueError,
+     "w: expected (k, n) with k = 6 for x of shape (4, 6) and gather_axis=-2, got (5, 5)."),
+    ("k of one rank", lambda x: GATHER(x, MATRIX, "x", gather_axis=-1), ValueError,
+     "w: expected (k, n) with k = 24, 4 ranks' 6, for x of shape (4, 6) and gather_axis=-1, got "
+     "(6, 5)."),
+    ("rows that do not divide", lambda x: SCATTER(x[:3], MATRIX, "x"), ValueError,
+     "x: expected rows that the 4 ranks divide for scatter_axis=-2, got 3."),
+    ("columns that do not divide", lambda x: SCATTER(x, MATRIX, "x", scatter_axis=-1), ValueError,
+     "w: expected columns that the 4 ranks divide for scatter_axis=-1, got 5."),
+    ("k of a scatter", lambda x: SCATTER(x, MATRIX[1:], "x"), ValueError,
+     "w: expected (k, n) with k = 6 for x of shape (4, 6), got (5, 5)."),
+    ("an integer result", lambda x: GATHER(x, MATRIX, "x", preferred_element_type=int), TypeError,
+     "preferred_element_type: expected one of float16, bfloat16, float32, float64, got int"),
+    ("another backend", lambda x: GATHER(x, MATRIX, "x", backend="gpu"), ValueError, "backend"),
+    ("an unknown axis", lambda x: GATHER(x, MATRIX, "y"), NameError, "all_gather_matmul"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "error", "text"), [c[1:] for c in WRONG], ids=[c[0] for c in WRONG])
+def test_bad_input(f: Any, error: type[Exception], text: str):
+    with pytest.raises(error, match=re.escape(text)):
+        jax.eval_shape(mapped(f, mesh(4)), np.zeros((4, 4, 6), np.float32))

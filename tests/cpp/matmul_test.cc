@@ -1,0 +1,361 @@
+// tests/cpp/matmul_test.cc: the collective matmuls on a naive BLAS, in one process and across
+// several, against naive sums.
+#include <algorithm>  // std::min
+#include <atomic>     // std::atomic
+#include <cstddef>    // std::size_t
+#include <cstdint>    // std::int64_t
+#include <memory>     // std::make_unique, std::unique_ptr
+#include <string>     // std::string, std::to_string
+#include <thread>     // std::this_thread
+#include <vector>     // std::vector
+
+#include "core/types.h"
+#include "host/route.h"
+#include "host/work.h"
+#include "matmul/blas.h"
+#include "matmul/matmul_work.h"
+#include "ops.h"
+#include "processes.h"
+#include "ranks.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+template <typename T>
+void Gemm(const char* transa, const char* transb, const int* m, const int* n, const int* k,
+          const T* alpha, const T* a, const int* lda, const T* b, const int* ldb, const T* beta,
+          T* c, const int* ldc) {
+  for (int j = 0; j < *n; ++j) {
+    for (int i = 0; i < *m; ++i) {
+      T sum = 0;
+      for (int l = 0; l < *k; ++l) {
+        sum += (*transa == 'T' ? a[l + i * *lda] : a[i + l * *lda]) *
+               (*transb == 'T' ? b[j + l * *ldb] : b[l + j * *ldb]);
+      }
+      T& to = c[i + j * *ldc];
+      to = *alpha * sum + (*beta == T{0} ? T{0} : *beta * to);
+    }
+  }
+}
+
+int threads = 7;
+std::size_t most_threads_within = 0;
+
+void SetThreads(int count) { threads = count; }
+int Threads() { return threads; }
+
+void NoticingGemm(const char* transa, const char* transb, const int* m, const int* n, const int* k,
+                  const float* alpha, const float* a, const int* lda, const float* b,
+                  const int* ldb, const float* beta, float* c, const int* ldc) {
+  most_threads_within = std::max(most_threads_within, static_cast<std::size_t>(threads));
+  Gemm<float>(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+/// All ranks' operands and results, T being the layout's type, poisoned results.
+template <typename T>
+class Ranks {
+ public:
+  explicit Ranks(const MatmulLayout& layout) : layout_(layout), p_(layout.num_ranks) {
+    int next = 0;
+    for (std::size_t i = 0; i < 2; ++i) {
+      for (std::size_t r = 0; r < p_; ++r) {
+        operands_.emplace_back((i == 0 ? layout.x_bytes() : layout.w_bytes()) / sizeof(T));
+        for (T& value : operands_.back()) {
+          next = (next * 5 + 3) % 17;
+          value = static_cast<T>(next - 8);
+        }
+      }
+    }
+    for (std::size_t r = 0; r < p_; ++r) {
+      results_.emplace_back(layout.y_bytes() / sizeof(T), static_cast<T>(1e9));
+    }
+  }
+
+  /// The buffers of `ranks`, leaf-major.
+  struct Local {
+    std::vector<const void*> operands;
+    std::vector<void*> results;
+    [[nodiscard]] Buffers buffers() const {
+      return {operands.data(), const_cast<void* const*>(results.data()), results.size()};
+    }
+  };
+  Local Of(const std::vector<std::size_t>& ranks) {
+    Local local;
+    for (std::size_t i = 0; i < 2; ++i) {
+      for (const std::size_t r : ranks) {
+        local.operands.push_back(operands_[i * p_ + r].data());
+      }
+    }
+    for (const std::size_t r : ranks) {
+      local.results.push_back(results_[r].data());
+    }
+    return local;
+  }
+
+  void Check(Context& context, const std::string& what) const {
+    for (std::size_t t = 0; t < p_; ++t) {
+      for (std::size_t i = 0; i < layout_.y_bytes() / sizeof(T); ++i) {
+        const T want = Want(t, i / layout_.columns, i % layout_.columns);
+        if (!context.Expect(results_[t][i] == want, [&] {
+              return what + ": element " + std::to_string(i) + " of rank " + std::to_string(t) +
+                     " is " + std::to_string(results_[t][i]) + ", not " + std::to_string(want);
+            })) {
+          return;
+        }
+      }
+    }
+  }
+
+ private:
+  T X(std::size_t r, std::size_t row, std::size_t j) const {
+    const std::size_t rows = layout_.rows * (layout_.kind == MatmulKind::kScatterRows ? p_ : 1);
+    return operands_[r][layout_.x_is_transposed ? j * rows + row : row * layout_.inner + j];
+  }
+  T W(std::size_t r, std::size_t i, std::size_t column) const {
+    const std::size_t inner = layout_.inner * (layout_.kind == MatmulKind::kGatherInner ? p_ : 1);
+    const std::size_t columns =
+        layout_.columns * (layout_.kind == MatmulKind::kScatterColumns ? p_ : 1);
+    return operands_[p_ + r][layout_.w_is_transposed ? column * inner + i : i * columns + column];
+  }
+  T Want(std::size_t t, std::size_t row, std::size_t column) const {
+    const std::size_t per_batch = layout_.rows / layout_.batch;
+    T sum = 0;
+    for (std::size_t s = 0; s < p_; ++s) {
+      for (std::size_t l = 0; l < layout_.inner; ++l) {
+        switch (layout_.kind) {
+          case MatmulKind::kGatherRows: {
+            const std::size_t block = row / per_batch;
+            const std::size_t in_block = block / p_ * per_batch + row % per_batch;
+            sum += block % p_ == s ? X(s, in_block, l) * W(t, l, column) : T{0};
+            break;
+          }
+          case MatmulKind::kGatherInner:
+            sum += X(s, row, l) * W(t, s * layout_.inner + l, column);
+            break;
+          case MatmulKind::kScatterRows: {
+            const std::size_t batch = row / per_batch;
+            sum += X(s, (batch * p_ + t) * per_batch + row % per_batch, l) * W(s, l, column);
+            break;
+          }
+          case MatmulKind::kScatterColumns:
+            sum += X(s, row, l) * W(s, l, t * layout_.columns + column);
+            break;
+        }
+      }
+    }
+    return sum;
+  }
+
+  const MatmulLayout layout_;
+  const std::size_t p_;
+  std::vector<std::vector<T>> operands_;
+  std::vector<std::vector<T>> results_;
+};
+
+std::string Text(const MatmulLayout& layout) {
+  return "kind " + std::to_string(static_cast<int>(layout.kind)) + ", " +
+         std::string(Name(layout.dtype)) + ", " + std::to_string(layout.num_ranks) + " ranks, " +
+         std::to_string(layout.batch) + " x " + std::to_string(layout.rows) + " x " +
+         std::to_string(layout.inner) + " x " + std::to_string(layout.columns) +
+         (layout.x_is_transposed ? ", x transposed" : "") +
+         (layout.w_is_transposed ? ", w transposed" : "");
+}
+
+std::vector<MatmulLayout> Layouts() {
+  std::vector<MatmulLayout> layouts;
+  for (const MatmulKind kind : {MatmulKind::kGatherRows, MatmulKind::kGatherInner,
+                                MatmulKind::kScatterRows, MatmulKind::kScatterColumns}) {
+    for (const std::size_t p : {1, 2, 3, 4}) {
+      for (const std::size_t batch : {1, 3}) {
+        for (const bool transposed : {false, true}) {
+          const bool by_rows = kind == MatmulKind::kGatherRows || kind == MatmulKind::kScatterRows;
+          layouts.push_back({.kind = kind,
+                             .dtype = p % 2 == 0 ? DType::kF32 : DType::kF64,
+                             .num_ranks = p,
+                             .batch = by_rows ? batch : 1,
+                             .rows = batch * 7,
+                             .inner = 5 + p,
+                             .columns = 9,
+                             .x_is_transposed = transposed && (batch == 1 || !by_rows),
+                             .w_is_transposed = transposed != (p == 3)});
+        }
+      }
+    }
+  }
+  return layouts;
+}
+
+/// Calls run(ranks, layout) with ranks of the layout's type.
+template <typename Run>
+void WithRanks(const MatmulLayout& layout, Run run) {
+  if (layout.dtype == DType::kF32) {
+    run(Ranks<float>(layout));
+  } else {
+    run(Ranks<double>(layout));
+  }
+}
+
+std::vector<std::size_t> Range(std::size_t count) {
+  std::vector<std::size_t> range;
+  for (std::size_t i = 0; i < count; ++i) {
+    range.push_back(i);
+  }
+  return range;
+}
+
+void InOneProcess(Context& context) {
+  std::vector<MatmulLayout> layouts = Layouts();
+  for (MatmulLayout tall : std::vector<MatmulLayout>(layouts)) {  // several panels
+    tall.rows = tall.batch * 300;
+    layouts.push_back(tall);
+  }
+  for (const MatmulLayout& layout : layouts) {
+    WithRanks(layout, [&](auto ranks) {
+      const MatmulWork work(layout);
+      const auto local = ranks.Of(Range(layout.num_ranks));
+      for (std::size_t chunk = work.num_chunks(layout.num_ranks); chunk-- > 0;) {
+        work.Run(chunk, local.buffers());
+      }
+      ranks.Check(context, Text(layout));
+    });
+  }
+}
+
+/// Round after round and phase after phase, as no process may be ahead of.
+void AcrossProcesses(Context& context) {
+  for (const MatmulLayout& layout : Layouts()) {
+    const std::size_t p = layout.num_ranks;
+    for (const std::size_t num_processes : {std::size_t{2}, p}) {
+      if (num_processes > p || p == 1) {
+        continue;
+      }
+      for (const std::size_t window : {std::size_t{2048}, std::size_t{4096}, std::size_t{65536}}) {
+        WithRanks(layout, [&](auto ranks) {
+          std::vector<std::size_t> seats;
+          for (std::size_t r = 0; r < p; ++r) {
+            seats.push_back(r * num_processes / p);
+          }
+          std::vector<std::unique_ptr<Membership>> members;
+          std::vector<std::vector<std::byte>> windows;
+          std::vector<std::byte*> pointers;
+          for (std::size_t i = 0; i < num_processes; ++i) {
+            members.push_back(std::make_unique<Membership>(seats, i));
+            windows.emplace_back(window + 64, std::byte{0xA5});
+          }
+          for (std::vector<std::byte>& each : windows) {
+            pointers.push_back(each.data());
+          }
+          const MatmulWork work(layout);
+          std::vector<std::unique_ptr<const Route>> routes;
+          for (const auto& member : members) {
+            routes.push_back(work.MakeRoute(*member, {.window_bytes = window}));
+          }
+          const std::vector<std::int64_t> pids(num_processes, 0);
+          for (std::size_t round = 0; round < routes[0]->num_rounds(); ++round) {
+            for (std::size_t phase = 0; phase < routes[0]->num_phases(); ++phase) {
+              for (std::size_t i = 0; i < num_processes; ++i) {
+                std::vector<std::size_t> mine;
+                for (const std::size_t rank : members[i]->my_ranks()) {
+                  mine.push_back(rank);
+                }
+                const auto local = ranks.Of(mine);
+                const Route& route = *routes[i];
+                const Processes processes{pointers.data(), pids.data()};
+                if (phase == 0 || !route.takes_one_by_one()) {
+                  context.Expect(route.Run(phase, round, local.buffers(), processes), "it runs");
+                }
+                if (phase == 0) {
+                  route.Meanwhile(round, local.buffers());
+                  continue;
+                }
+                for (std::size_t other = num_processes; other-- > 0;) {
+                  if (other != i && route.takes_one_by_one()) {
+                    route.Take(round, other, local.buffers(), processes);
+                  }
+                }
+              }
+            }
+          }
+          const std::string what = Text(layout) + ", " + std::to_string(num_processes) +
+                                   " processes, windows of " + std::to_string(window);
+          ranks.Check(context, what);
+          for (const std::vector<std::byte>& each : windows) {
+            for (std::size_t i = window; i < each.size(); ++i) {
+              context.Expect(each[i] == std::byte{0xA5}, what + ": it wrote past its window");
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
+std::atomic<int> num_products{0};
+
+void CountingGemm(const char* transa, const char* transb, const int* m, const int* n, const int* k,
+                  const float* alpha, const float* a, const int* lda, const float* b,
+                  const int* ldb, const float* beta, float* c, const int* ldc) {
+  Gemm<float>(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  num_products.fetch_add(1);
+}
+
+/// The last rank comes only when all other blocks are multiplied, which would never be otherwise.
+void BlocksAreMultipliedAsTheyCome(Context& context) {
+  const MatmulLayout layout{.kind = MatmulKind::kGatherRows,
+                            .dtype = DType::kF32,
+                            .num_ranks = 3,
+                            .batch = 1,
+                            .rows = 6,
+                            .inner = 5,
+                            .columns = 4,
+                            .x_is_transposed = false,
+                            .w_is_transposed = false};
+  const Op op{.name = "all_gather_matmul",
+              .make = [&] { return std::make_unique<MatmulWork>(layout); },
+              .dtypes = {DType::kF32, DType::kF32}};
+  Host host(3);
+  const SharedSite site(host, 1, OneGroup(3), {0, 1, 2}, op.make);
+  const CallData data(op, 3, 1);
+  SetBlas({.sgemm = &CountingGemm, .dgemm = &Gemm<double>});
+  num_products = 0;
+  RunRanks(context, 3, [&](std::size_t rank) -> Program {
+    while (rank == 2 && num_products < 4) {
+      std::this_thread::yield();
+    }
+    const CallResult result = co_await site.Begin(rank, 1, data);
+    Check(result.ok, "the call succeeds");
+    Check(data.Problem(rank).empty(), data.Problem(rank));
+  });
+  context.Expect(num_products == 9, "each block is multiplied once by each rank");
+  SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
+}
+
+void ABlasTakesOneThread(Context& context) {
+  SetBlas({.sgemm = &NoticingGemm,
+           .dgemm = &Gemm<double>,
+           .set_num_threads = &SetThreads,
+           .num_threads = &Threads});
+  const MatmulLayout layout = Layouts()[6];
+  context.Expect(layout.dtype == DType::kF32, "the layout is one of float32");
+  Ranks<float> ranks(layout);
+  const auto local = ranks.Of(Range(layout.num_ranks));
+  MatmulWork(layout).Run(0, local.buffers());
+  context.Expect(most_threads_within == 1, "one thread within");
+  context.Expect(threads == 7, "as many as before after it");
+  SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll;           // NOLINT(google-build-using-namespace)
+  using namespace jaxcoll::testing;  // NOLINT(google-build-using-namespace)
+  SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
+  return RunTests({{"InOneProcess", InOneProcess},
+                   {"AcrossProcesses", AcrossProcesses},
+                   {"BlocksAreMultipliedAsTheyCome", BlocksAreMultipliedAsTheyCome},
+                   {"ABlasTakesOneThread", ABlasTakesOneThread}},
+                  argc, argv);
+}
