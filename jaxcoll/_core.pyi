@@ -46,6 +46,11 @@ def start(reads_peers: bool) -> None:
     Begins to use the segment that was joined. With `reads_peers`, the same on all processes, large copies are read from where they lie.
     """
 
+def use_blas(sgemm: int, dgemm: int, set_num_threads: int, num_threads: int) -> None:
+    """
+    The addresses of a BLAS's functions; the last two are 0 where it has one thread.
+    """
+
 def leave() -> None:
     """Tells the other processes that this one is about to exit."""
 

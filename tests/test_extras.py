@@ -11,9 +11,9 @@ import jaxcoll.models
 
 WITHOUT_FLAX = {
     *("CollectiveError", "DeviceMeshManager", "DevicePlacement", "Info", "NativeUnavailableError"),
-    *("Report", "accelerate_lax", "all_gather", "all_reduce", "all_to_all"),
+    *("Report", "accelerate_lax", "all_gather", "all_gather_matmul", "all_reduce", "all_to_all"),
     *("broadcast", "config", "explain", "info", "initialize", "make_mesh", "models", "ppermute"),
-    *("reduce_scatter", "reset", "simulate_cpu_devices", "using"),
+    *("matmul_reduce_scatter", "reduce_scatter", "reset", "simulate_cpu_devices", "using"),
 }
 
 # Imports as if these were not installed.

@@ -87,8 +87,16 @@ def test_a_part_of_the_mesh_and_all_of_it(kind: str, axis: Any):
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_panels_on_several_cores(kind: str):
     xs, ws = operands(kind, 3, 515, 130, 70)
-    ys = jax.jit(mapped(lambda x, w: function(kind)(x, w, "x"), mesh(3)))(xs, ws)
-    assert_same(ys, reference(kind, xs, ws))
+    f = mapped(lambda x, w: function(kind)(x, w, "x"), mesh(3))
+    want = reference(kind, xs, ws)
+    assert_same(jax.jit(f)(xs, ws), want)
+    if auto_is_native():
+        (row,) = jaxcoll.explain(f, xs, ws).rows
+        assert (row.path, row.reason) == (
+            "two-step", "XLA's matmul is faster from this size on",
+        )  # fmt: skip
+        with jaxcoll.using(backend="native"):
+            assert_same(jax.jit(f)(xs, ws), want)
 
 
 @pytest.mark.parametrize("kind", KINDS)
