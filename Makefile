@@ -18,7 +18,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door lint format ctest wheel release-test docs env build stubs signatures clean
+.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -55,6 +55,9 @@ bench-processes: $(VENV)/.dev$(JAX)  ## the same across processes, against jax.l
 
 bench-door: $(VENV)/.dev$(JAX)  ## XLA's own collectives on jaxcoll's engine, against the same on Gloo
 	$(BIN)/python benchmarks/door.py $(ARGS)
+
+bench-matmul: $(VENV)/.dev$(JAX)  ## collective matmuls, against a collective and a matmul on jax.lax
+	$(BIN)/python benchmarks/matmul.py $(ARGS)
 
 lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, clang-tidy
 	$(BIN)/ruff check

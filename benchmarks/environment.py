@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -31,5 +32,6 @@ def environment() -> dict[str, Any]:
 
 def machine(of: dict[str, Any]) -> str:
     """Returns the part of a results file's name that says where it was made, and when."""
-    cpu = of["cpu"].split("@")[0].strip().replace(" ", "-")
+    cpu = re.sub(r"\(\w+\)|@.*|\b(CPU|Processor)\b", " ", of["cpu"])
+    cpu = re.sub(r"[^\w]+", "-", cpu.strip())
     return f"{of['cores']}-cores-{cpu}_{of['date'].replace('-', '')}".lower()

@@ -4,6 +4,7 @@ The only file that touches `jax._src`. `problem()` tries every name once, and wh
 nothing else here is used: all collectives are lax's then, with that reason logged.
 """
 
+import dataclasses
 import functools as ft
 import importlib
 import os
@@ -381,6 +382,19 @@ def before_loading(call: Callable[[Any, Sequence[Any]], None]) -> None:
     pxla.UnloadedMeshExecutable.load = load
 
 
+def before_cpu_client(call: Callable[[], None]) -> None:
+    """Has JAX call something right before it makes its client for CPU."""
+    from jax._src import xla_bridge
+
+    registration = xla_bridge._backend_factories["cpu"]
+
+    def make(*arguments: Any) -> Any:
+        call()
+        return registration.factory(*arguments)
+
+    xla_bridge._backend_factories["cpu"] = dataclasses.replace(registration, factory=make)
+
+
 # ---- What is there -------------------------------------------------------------------------------
 
 # Module of jax -> the names in it that are used above; "Class.name" for one of a class.
@@ -429,6 +443,7 @@ DOOR_NAMES = {
         *("UnloadedMeshExecutable.load", "UnloadedMeshExecutable.xla_executable"),
         "UnloadedMeshExecutable.device_list",
     ),
+    "jax._src.xla_bridge": ("_backend_factories", "BackendRegistration.factory"),
     "jaxlib._hlo": ("HloPrintOptions.fingerprint",),
     "jaxlib._jax": ("make_mpi_collectives",),
 }

@@ -22,22 +22,9 @@ from jaxcoll._config import accelerate_context, logger
 # What XLA's calls have: counts are int, and all but reductions and all_gather count bytes.
 _MAX_COUNT = 2**31 - 1
 _MAX_RANKS = 256  # csrc/host/work.h, kMaxRanks
+# As XLA writes them.
 _TYPES = frozenset(
-    [
-        "pred",
-        "s8",
-        "u8",
-        "s16",
-        "u16",
-        "s32",
-        "u32",
-        "s64",
-        "u64",
-        "f32",
-        "f64",
-        "c64",
-        "c128",
-    ]  # as XLA writes them
+    [*("pred", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64"), "f32", "f64", "c64", "c128"]
 )
 
 # As csrc/host/communicator.h, Operation::Kind.
@@ -81,11 +68,16 @@ def problem() -> str | None:
 def open_() -> None:
     """Has XLA's collectives run on the engine; where `problem` has nothing to say."""
     global _is_open
-    jax.config.update("jax_cpu_collectives_implementation", "mpi")
+    _choose()
+    _compat.before_cpu_client(_choose)  # a script may have chosen another meanwhile
     _compat.hide_own_frames()
     _compat.before_loading(_announce)
     _is_open = True
     logger.info("jaxcoll: XLA's own collectives run on jaxcoll's engine")
+
+
+def _choose() -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "mpi")
 
 
 def is_open() -> bool:
@@ -104,7 +96,13 @@ def _announce(executable: Any, devices: Sequence[Any]) -> None:
     """Tells the engine of the groups of a program that is about to be loaded."""
     if len(devices) == 1 or devices[0].platform != "cpu" or getattr(_warming, "now", False):
         return
-    collectives = _compiled.collectives_of(executable, len(devices))
+    try:
+        collectives = _compiled.collectives_of(executable, len(devices))
+    except ValueError as error:
+        raise NotImplementedError(
+            f"jaxcoll: a program has {error}. XLA's collectives run on jaxcoll's engine here, "
+            "which has to know their groups: leave accelerate=True out."
+        ) from error
     for collective in collectives:
         _refuse_what_mpi_has_not(collective)
     client = devices[0].client
@@ -201,23 +199,24 @@ def _introduce(
     # A thread of its own: what is being traced in this one, and its settings, are none of ours.
     ended = threading.Event()  # an interrupted join would take the thread for ended
     threading.Thread(target=_ask, args=(cliques, failures, ended), name="jaxcoll-door").start()
-    interrupt: KeyboardInterrupt | None = None
+    interrupt: BaseException | None = None
     while not ended.is_set():
         try:
             ended.wait()
-        except KeyboardInterrupt as error:
+        except BaseException as error:  # of a signal's handler
             interrupt = error
     made = core.expect_communicators([], [], False)
+    expected = sum(device.process_index == here for clique in new for device in clique)
+    if made == expected:
+        known.update(map(_ids, new))
     if failures:
         raise failures[0]
-    expected = sum(device.process_index == here for clique in new for device in clique)
     if made != expected:
         raise RuntimeError(
             f"jaxcoll: XLA asked for {made} communicators instead of {expected}: "
             f"jax {jax.__version__} is not known to this version of jaxcoll. Leave "
             "accelerate=True out."
         )
-    known.update(map(_ids, new))
     if interrupt is not None:
         raise interrupt
 

@@ -102,6 +102,7 @@ def _load_late(library: str) -> None:
     did_init.value = 0
     os.environ[VARIABLE] = library
     ctypes.CFUNCTYPE(None)(start + symbols[_INIT])()
+    del os.environ[VARIABLE]  # what this process starts has an MPI of its own, if any
 
 
 def _too_late(why: str) -> RuntimeError:

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
+from jaxcoll import _native
 
 
 def run(collective: Callable[[jax.Array], jax.Array], x: jax.Array, path: str) -> np.ndarray:
@@ -29,6 +30,8 @@ def main(path: str = "native") -> None:
     for extra in ("flax", "optax", "matplotlib"):
         assert importlib.util.find_spec(extra) is None, f"{extra} is here: no empty environment"
     jaxcoll.simulate_cpu_devices(2)
+    if path == "native":
+        jaxcoll.initialize(accelerate=True)
     x = jnp.arange(8.0)
     low, high = np.split(np.arange(8.0), 2)
     calls = {
@@ -46,6 +49,10 @@ def main(path: str = "native") -> None:
         np.testing.assert_array_equal(
             run(collective, x, path), np.concatenate(expected), err_msg=name
         )
+    mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+    split = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("i")))
+    assert float(jax.jit(jnp.sum)(split)) == 28
+    assert (_native.num_mpi_calls() > 0) == (path == "native"), "XLA's own collectives"
     print(f"jaxcoll {jaxcoll.__version__}: {len(calls)} collectives run on the {path} path")
 
 

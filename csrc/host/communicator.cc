@@ -99,8 +99,42 @@ std::uint64_t Mix(std::uint64_t hash, const Operation& operation) {
   return Mix(Mix(hash, operation.from), operation.to);
 }
 
-// An error names so many programs' lines for calls of one kind and count.
-constexpr std::size_t kMaxOrigins = 4;
+// An error names so many programs' lines for calls of one kind and count, each at such a length:
+// XLA takes 1,023 bytes of it, and who is missing comes after them.
+constexpr std::size_t kMaxOrigins = 3;
+constexpr std::size_t kMaxOriginBytes = 140;
+constexpr std::size_t kOriginBeginBytes = 50;  // of those
+constexpr std::size_t kMaxRuns = 8;
+
+// As 0-3, 8, 10-11.
+std::string DevicesText(const std::vector<std::int64_t>& devices) {
+  std::string text;
+  std::size_t num_runs = 0;
+  for (std::size_t i = 0; i < devices.size();) {
+    std::size_t end = i + 1;
+    while (end < devices.size() && devices[end] == devices[end - 1] + 1) {
+      ++end;
+    }
+    if (++num_runs > kMaxRuns) {
+      return text + ", ... (" + std::to_string(devices.size()) + ")";
+    }
+    text += (i == 0 ? "" : ", ") + std::to_string(devices[i]);
+    if (end - i > 1) {
+      text += (end - i > 2 ? "-" : ", ") + std::to_string(devices[end - 1]);
+    }
+    i = end;
+  }
+  return text;
+}
+
+// Begin and end, where the line of the program is.
+std::string Shortened(const std::string& origin) {
+  if (origin.size() <= kMaxOriginBytes) {
+    return origin;
+  }
+  return origin.substr(0, kOriginBeginBytes) + "..." +
+         origin.substr(origin.size() - (kMaxOriginBytes - kOriginBeginBytes));
+}
 
 constexpr std::uint64_t kHashStart = 0xcbf2'9ce4'8422'2325;
 
@@ -130,7 +164,7 @@ void Clique::Describe(Operation::Kind kind, std::size_t count, const std::string
   known.push_back(origin);
   for (const auto& [operation, site] : sites_) {
     if (operation.kind == kind && operation.count == count) {
-      DescribeSite(site->id(), Text(operation, origin));
+      DescribeSite(site->id(), known.size() == 1 ? Text(operation, origin) : Shortened(origin));
     }
   }
 }
@@ -145,12 +179,9 @@ std::string Clique::Text(const Operation& operation, const std::string& origin) 
     text += " from device " + std::to_string(devices_[operation.from]) + " to device " +
             std::to_string(devices_[operation.to]);
   } else {
-    text += ", devices ";
-    for (std::size_t i = 0; i < devices_.size(); ++i) {
-      text += (i == 0 ? "" : ", ") + std::to_string(devices_[i]);
-    }
+    text += ", devices " + DevicesText(devices_);
   }
-  return origin.empty() ? text : text + ", for " + origin;
+  return origin.empty() ? text : text + ", for " + Shortened(origin);
 }
 
 CallSite* Clique::Site(const Operation& operation, std::string& problem) {
@@ -168,11 +199,13 @@ CallSite* Clique::Site(const Operation& operation, std::string& problem) {
   std::vector<std::int64_t> ids;
   Placement placement{.job = job_, .processes = {{}}, .devices = {{}}, .fails_with_job = true};
   std::uint64_t id = Mix(kHashStart, operation);
+  for (const std::int64_t device : devices_) {  // a pair's calls are those of one group
+    id = Mix(id, static_cast<std::uint64_t>(device));
+  }
   for (std::size_t i = 0; i < members.size(); ++i) {
     ids.push_back(static_cast<std::int64_t>(i));
     placement.processes[0].push_back(processes_[members[i]]);
     placement.devices[0].push_back(devices_[members[i]]);
-    id = Mix(id, static_cast<std::uint64_t>(devices_[members[i]]));
   }
   problem = members.size() > kMaxRanks
                 ? "more than " + std::to_string(kMaxRanks) + " ranks in a group"
@@ -188,7 +221,8 @@ CallSite* Clique::Site(const Operation& operation, std::string& problem) {
     DescribeSite(id, Text(operation, ""));
   } else {
     for (const std::string& origin : origins->second) {
-      DescribeSite(id, Text(operation, origin));
+      const bool is_first = &origin == &origins->second.front();
+      DescribeSite(id, is_first ? Text(operation, origin) : Shortened(origin));
     }
   }
   auto* const site = new CallSite(id, {std::move(ids)}, std::move(work), placement);
@@ -245,8 +279,7 @@ std::uint64_t Communicator::NumCalls() { return num_calls.load(std::memory_order
 
 Status Communicator::Call(const Operation& operation, const void* send, void* receive) {
   if (is_calling_.exchange(true)) {
-    return Refuse("device " + std::to_string(clique_.devices()[rank_]) +
-                  " runs two programs at once, whose calls can't be told apart");
+    return RefuseTwo();
   }
   PendingCall call;
   Status status = Begin(operation, send, receive, call, Patience::kWaits);
@@ -257,8 +290,10 @@ Status Communicator::Call(const Operation& operation, const void* send, void* re
   return status;
 }
 
-Status Communicator::Refuse(const std::string& problem) const {
-  const auto cause = std::make_shared<const Status>(Internal(problem));
+Status Communicator::RefuseTwo() const {
+  const auto cause = std::make_shared<const Status>(
+      Internal("device " + std::to_string(clique_.devices()[rank_]) +
+               " runs two programs at once, whose calls can't be told apart"));
   Watchdog::Get().FailRun(current_run.load(), cause);
   if (clique_.job() != nullptr) {
     clique_.job()->session()->segment().Fail(cause->message);
@@ -268,7 +303,12 @@ Status Communicator::Refuse(const std::string& problem) const {
 
 Status Communicator::Begin(const Operation& operation, const void* send, void* receive,
                            PendingCall& call) {
-  return Begin(operation, send, receive, call, Patience::kReturns);
+  if (is_calling_.exchange(true)) {
+    return RefuseTwo();
+  }
+  Status status = Begin(operation, send, receive, call, Patience::kReturns);
+  is_calling_.store(false);
+  return status;
 }
 
 Status Communicator::Begin(const Operation& operation, const void* send, void* receive,

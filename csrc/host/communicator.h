@@ -131,7 +131,7 @@ class Communicator {
   Status Begin(const Operation& operation, const void* send, void* receive, PendingCall& call,
                Patience patience);
   /// Fails all calls of all ranks, which could otherwise wait for this one.
-  [[nodiscard]] Status Refuse(const std::string& problem) const;
+  [[nodiscard]] Status RefuseTwo() const;
 
   Clique& clique_;
   const std::size_t rank_;

@@ -70,18 +70,33 @@ bool ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& loc
     std::byte* const result =
         static_cast<std::byte*>(local.results[members_.position(target)]) + piece.begin;
     for (std::size_t source = 0; source < members_.num_ranks(); ++source) {
-      const std::size_t j = members_.position(source);
-      if (members_.is_mine(source)) {
-        CopyBlock(piece, layout_.columns, operand(j) + target * layout_.from_block, from,
-                  result + source * layout_.to_block, to, nullptr);
-      } else {
+      if (!members_.is_mine(source)) {
         CopyBlock(piece, layout_.columns,
-                  processes.windows[members_.process_of(source)] + At(round, target, j) - skipped,
+                  processes.windows[members_.process_of(source)] +
+                      At(round, target, members_.position(source)) - skipped,
                   packed, result + source * layout_.to_block, to, nullptr);
       }
     }
   }
   return true;
+}
+
+void ExchangeRoute::Meanwhile(std::size_t round, const Buffers& local) const {
+  if (round >= slabs_.num_pieces()) {
+    return;
+  }
+  const Slabs::Piece piece = slabs_.piece(round);
+  for (const std::size_t target : members_.my_ranks()) {
+    for (const std::size_t source : members_.my_ranks()) {
+      CopyBlock(piece, layout_.columns,
+                static_cast<const std::byte*>(local.operands[members_.position(source)]) +
+                    piece.begin + target * layout_.from_block,
+                {.row = layout_.from_row, .column = layout_.from_column},
+                static_cast<std::byte*>(local.results[members_.position(target)]) + piece.begin +
+                    source * layout_.to_block,
+                {.row = layout_.to_row, .column = layout_.to_column}, nullptr);
+    }
+  }
 }
 
 // ---- ppermute and broadcast -------------------------------------------------------------------

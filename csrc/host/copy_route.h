@@ -22,6 +22,7 @@ class ExchangeRoute final : public Route {
   [[nodiscard]] std::size_t num_rounds() const override;
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const override;
+  void Meanwhile(std::size_t round, const Buffers& local) const override;
 
  private:
   [[nodiscard]] std::size_t At(std::size_t round, std::size_t target, std::size_t position) const;

@@ -35,18 +35,11 @@ bool DirectRoute::Run(std::size_t phase, std::size_t /*round*/, const Buffers& l
   }
   for (const std::size_t target : members_.my_ranks()) {
     auto* const result = static_cast<std::byte*>(local.results[members_.position(target)]);
-    Begin(target, result);
     for (std::size_t source = 0; source < members_.num_ranks(); ++source) {
-      if (!Wants(target, source)) {
+      if (members_.is_mine(source) || !Wants(target, source)) {
         continue;
       }
       const std::size_t j = members_.position(source);
-      if (members_.is_mine(source)) {
-        if (!Read(source, target, 0, static_cast<const std::byte*>(local.operands[j]), result)) {
-          return false;
-        }
-        continue;
-      }
       const std::size_t process = members_.process_of(source);
       const std::byte* address = nullptr;
       std::memcpy(static_cast<void*>(&address), processes.windows[process] + j * sizeof(address),
@@ -57,6 +50,20 @@ bool DirectRoute::Run(std::size_t phase, std::size_t /*round*/, const Buffers& l
     }
   }
   return true;
+}
+
+void DirectRoute::Meanwhile(std::size_t /*round*/, const Buffers& local) const {
+  for (const std::size_t target : members_.my_ranks()) {
+    auto* const result = static_cast<std::byte*>(local.results[members_.position(target)]);
+    Begin(target, result);
+    for (const std::size_t source : members_.my_ranks()) {
+      if (Wants(target, source)) {
+        const auto* const from =
+            static_cast<const std::byte*>(local.operands[members_.position(source)]);
+        static_cast<void>(Read(source, target, 0, from, result));  // of our own memory
+      }
+    }
+  }
 }
 
 bool DirectExchange::Read(std::size_t source, std::size_t target, std::int64_t pid,

@@ -24,6 +24,7 @@ class DirectRoute : public Route {
   [[nodiscard]] std::size_t num_rounds() const final { return 1; }
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const final;
+  void Meanwhile(std::size_t round, const Buffers& local) const final;
 
  protected:
   /// Copies what rank `target`, of this process, gets from `source`'s operand at `from`, which is

@@ -2,10 +2,13 @@
 
 #include <dlfcn.h>  // dlopen, dlsym, dlerror
 
-#include <deque>   // std::deque
-#include <map>     // std::map
-#include <memory>  // std::make_unique, std::unique_ptr
-#include <mutex>   // std::mutex
+#include <algorithm>  // std::move, std::partition
+#include <deque>      // std::deque
+#include <iterator>   // std::back_inserter
+#include <map>        // std::map
+#include <memory>     // std::make_unique, std::unique_ptr
+#include <mutex>      // std::mutex
+#include <thread>     // std::this_thread, std::thread
 
 #include "core/status.h"
 #include "core/types.h"
@@ -24,6 +27,7 @@ struct Request {
   Operation operation;
   void* receive;  // null: it sends
   PendingCall call;
+  std::thread::id thread = std::this_thread::get_id();  // whose call of XLA it belongs to
 };
 
 /// What a communicator of XLA points to. Never freed: XLA keeps its communicators, too.
@@ -231,7 +235,12 @@ int EndAll(Handle& handle, int error) {
   std::vector<std::unique_ptr<Request>> requests;
   {
     const std::lock_guard<std::mutex> lock(handle.mutex);
-    requests.swap(handle.requests);
+    const auto is_others = [](const std::unique_ptr<Request>& request) {
+      return request->thread != std::this_thread::get_id();
+    };
+    const auto mine = std::partition(handle.requests.begin(), handle.requests.end(), is_others);
+    std::move(mine, handle.requests.end(), std::back_inserter(requests));
+    handle.requests.erase(mine, handle.requests.end());
   }
   for (const std::unique_ptr<Request>& request : requests) {
     static_cast<void>(request->call.Wait());  // has failed, too, or will soon

@@ -29,6 +29,7 @@ class Group {
 
   Communicator& operator[](std::size_t rank) { return *communicators_[rank]; }
   std::size_t size() const { return communicators_.size(); }
+  Clique& clique() { return *cliques_[0]; }
 
  private:
   Group(Host* host, const Places& process_of) {
@@ -191,7 +192,7 @@ void ARankThatDoesNotCome(Context& context) {
   RunThreads(context, 2, [&](std::size_t rank) {
     Values values(4);
     const Status status = group[rank].Call(sum, values.data(), values.data());
-    Check(status.message.find("all_reduce of XLA (sum): int32[4], devices 100, 101, 102") !=
+    Check(status.message.find("all_reduce of XLA (sum): int32[4], devices 100-102") !=
                   std::string::npos &&
               status.message.find("for rank 2") != std::string::npos,
           "the error names the call and the rank: " + status.message);
@@ -204,6 +205,26 @@ void ARankThatDoesNotCome(Context& context) {
   Communicator::Reset();
   Watchdog::Get().SetTimeout(-1);
   RunAll(context, group);
+}
+
+/// XLA cuts an error off at 1,023 bytes.
+void LongOriginsLeaveRoomForTheRank(Context& context) {
+  Watchdog::Get().SetTimeout(200'000'000);
+  Group group(40);
+  for (int line = 1; line <= 6; ++line) {
+    group.clique().Describe(Kind::kAllReduce, 4,
+                            std::string(400, 'f') + " at train.py:" + std::to_string(line));
+  }
+  const Operation sum{.kind = Kind::kAllReduce, .dtype = DType::kI32, .count = 4};
+  Values values(4);
+  const std::string error = group[0].Call(sum, values.data(), values.data()).message;
+  const std::string shown = error.substr(0, 1000);
+  for (const char* const part : {"devices 100-139, for fff", "train.py:1,", "train.py:3: waited",
+                                 "for rank 1 (partition 1), 2"}) {
+    context.Expect(shown.find(part) != std::string::npos, std::string(part) + " is in " + shown);
+  }
+  Communicator::Reset();
+  Watchdog::Get().SetTimeout(-1);
 }
 
 void AProcessThatFails(Context& context) {
@@ -245,6 +266,7 @@ int main(int argc, char** argv) {
                    {"AcrossProcesses", AcrossProcesses},
                    {"LargeRings", LargeRings},
                    {"ARankThatDoesNotCome", ARankThatDoesNotCome},
+                   {"LongOriginsLeaveRoomForTheRank", LongOriginsLeaveRoomForTheRank},
                    {"AProcessThatFails", AProcessThatFails},
                    {"WhatNobodyCanDo", WhatNobodyCanDo}},
                   argc, argv);

@@ -163,7 +163,7 @@ def test_different_calls_are_named_on_all_within_two_seconds(kind, tmp_path):
         for process in range(2):
             assert re.search(
                 rf"process {process} waits in all_reduce of XLA \(sum\): (float|int)32\[\d\], "
-                r"devices [\d, ]+, for jit\(body\)/shard_map/psum at .*failing\.py:\d+",
+                r"devices [\d, -]+, for jit\(body\)/shard_map/psum at .*failing\.py:\d+",
                 text,
             ), text
         assert "works again" in lines[rank]
@@ -178,6 +178,12 @@ def test_a_process_that_does_not_come_is_named(kind, state, tmp_path):
         assert seconds < BUSY_S
         assert re.search(rf"for rank 1 \(process 1, pid \d+, {state}\)", text), text
         assert "works again" in lines[rank]
+
+
+@full
+def test_a_process_that_ends_without_the_call(tmp_path):
+    _, errors = fail("left", tmp_path)
+    assert re.search(r"rank 1 \(process 1, pid \d+, (leaving|gone)\)", errors[0][1]), errors
 
 
 @full
@@ -201,12 +207,13 @@ def test_a_killed_process_is_named_within_a_second(killed, tmp_path):
 # ---- When the door opens -------------------------------------------------------------------------
 
 OPENS = """
-import sys
+import os
 import jax
 import jaxcoll
 {first}
 jaxcoll.initialize(accelerate=True)
 jaxcoll.initialize(accelerate=True)
+{then}
 from jaxcoll import _door, _native
 mesh = jax.make_mesh((4,), ("x",))
 x = jax.device_put(jax.numpy.arange(8.0), jax.NamedSharding(mesh, jax.P("x")))
@@ -215,9 +222,9 @@ print(_door.is_open(), _native.num_mpi_calls(), jax.process_count())
 """
 
 
-def run_alone(first: str = "", **environment: str) -> tuple[str, str]:
+def run_alone(first: str = "", then: str = "", **environment: str) -> tuple[str, str]:
     done = subprocess.run(
-        [sys.executable, "-c", OPENS.format(first=first)],
+        [sys.executable, "-c", OPENS.format(first=first, then=then)],
         env=job_environment() | {"JAX_NUM_CPU_DEVICES": "4"} | environment,
         capture_output=True, text=True, timeout=120, cwd=ROOT,
     )  # fmt: skip
@@ -226,7 +233,12 @@ def run_alone(first: str = "", **environment: str) -> tuple[str, str]:
 
 
 def test_one_process_whose_script_has_imported_jax_before():
-    said, _ = run_alone()
+    said, _ = run_alone(then="assert 'MPITRAMPOLINE_LIB' not in os.environ")
+    assert said == "True 4 1"
+
+
+def test_a_script_that_chooses_gloo_itself():
+    said, _ = run_alone(then="jax.config.update('jax_cpu_collectives_implementation', 'gloo')")
     assert said == "True 4 1"
 
 

@@ -121,6 +121,14 @@ def libraries() -> None:
     stacked = multihost_utils.host_local_array_to_global_array(x[:here] + RANK, mesh, P("x"))
     total = sum(float((x[:here] + p).sum()) for p in range(jax.process_count()))
     assert float(jax.jit(jnp.sum)(stacked)) == total
+    assert {record[0] for record in _native.records()} == set(range(here))  # device ordinals
+    half = jax.device_put(x.astype(jnp.bfloat16), NamedSharding(mesh, P("x")))
+    sums, whole = jax.jit(
+        lambda x: (x.sum(0), lax.with_sharding_constraint(2 * x, NamedSharding(mesh, P())))
+    )(half)
+    exact = x.astype(jnp.bfloat16).astype(np.float32)
+    assert np.allclose(np.asarray(sums, np.float32), exact.sum(0), rtol=1e-2)
+    assert (np.asarray(whole, np.float32) == 2 * exact).all()
     say("all libraries work")
 
 
