@@ -24,7 +24,7 @@ def _notes_to_paragraphs(
     """Makes a paragraph of each note such as `Cost: ...` with its indented lines."""
     in_note = False
     for i, line in reversed(list(enumerate(lines))):
-        if note := re.match(r"(Cost|Differentiable|Deterministic): (.*)", line):
+        if note := re.match(r"(Cost|Differentiable|Deterministic|Source): (.*)", line):
             lines[i : i + 1] = ["", f"**{note[1]}:** {note[2]}"]
     for i, line in enumerate(lines):
         in_note = line.startswith("**") or (in_note and line.startswith(" "))
