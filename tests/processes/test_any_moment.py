@@ -26,16 +26,18 @@ RANKS = 3
 class Job:
     """A job that does not end by itself; knows its processes by a mark in their environment."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, accelerate: bool) -> None:
         self._mark = f"JAXCOLL_TESTS_JOB={uuid.uuid4().hex}"
         self._output = folder / "output"
         self.seen: set[int] = set()
         name, _, value = self._mark.partition("=")
         command = [sys.executable, "-P", "-m", "jaxcoll", "run", "-n", str(RANKS)]
+        command += ["--accelerate"] * accelerate
+        backend = {"JAXCOLL_BACKEND": "lax"} if accelerate else {}
         with self._output.open("wb") as output:
             self.launcher = subprocess.Popen(
                 [*command, str(JOBS / "endless.py")],
-                env=job_environment() | {name: value},
+                env=job_environment() | {name: value} | backend,
                 stdout=output,
                 stderr=output,
                 cwd=ROOT,
@@ -77,9 +79,9 @@ def _leads_a_group(pid: int) -> bool:
 
 
 @contextmanager
-def job(folder: Path) -> Iterator[Job]:
+def job(folder: Path, accelerate: bool = False) -> Iterator[Job]:
     """Starts a job, yields it when all ranks have been started, and asserts that none is left."""
-    started = Job(folder)
+    started = Job(folder, accelerate)
     try:
         assert soon(lambda: len(started.ranks()) == RANKS, 60), started.output()
         yield started
@@ -104,10 +106,10 @@ def soon(what: Callable[[], bool], seconds: float) -> bool:
     "seed", [pytest.param(seed, marks=[full] * (seed not in (2, 4))) for seed in range(12)]
 )
 def test_one_rank_is_killed_at_any_moment(seed: int, tmp_path: Path):
-    """While it imports, attaches, compiles, or runs."""
+    """While it imports, attaches, compiles, or runs our collectives, or XLA's."""
     draw = random.Random(seed)
     victim, delay_s = draw.randrange(RANKS), draw.uniform(0.1, 5)
-    with job(tmp_path) as running:
+    with job(tmp_path, accelerate=seed % 2 == 1) as running:
         time.sleep(delay_s)
         assert running.launcher.poll() is None, running.output()
         os.kill(running.ranks()[victim], signal.SIGKILL)
