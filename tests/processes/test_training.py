@@ -15,7 +15,7 @@ def test_every_family(processes: int, devices: int):
         assert "all families are right" in said, said
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_every_family_on_lax():
     lines = run_job("families.py", processes=2, devices=2, limit_s=280, JAXCOLL_BACKEND="lax")
     for said in lines.values():
