@@ -80,6 +80,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     rows = [row for row in results["processes"] if row["how"] == "chained"]
     ops = list(dict.fromkeys(row["op"] for row in rows))
     counts = sorted({row["processes"] for row in rows})
+    measured = [variant for variant in COLORS if any(f"{variant}_us" in row for row in rows)]
     figure, panels = plt.subplots(
         len(counts),
         len(ops),
@@ -92,14 +93,14 @@ def plot(results: dict[str, Any], path: Path) -> None:
         for j, op in enumerate(ops):
             panel = panels[i][j]
             points = [row for row in rows if (row["op"], row["processes"]) == (op, processes)]
-            for variant, color in COLORS.items():
+            for variant in measured:
                 drawn = [row for row in points if f"{variant}_us" in row]
                 panel.plot(
                     [row["bytes"] for row in drawn],
                     [row[f"{variant}_us"] for row in drawn],
                     marker="o",
                     markersize=3,
-                    color=color,
+                    color=COLORS[variant],
                     label=LABELS[variant],
                 )
             panel.set_xscale("log", base=2)

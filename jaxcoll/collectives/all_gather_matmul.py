@@ -23,7 +23,9 @@ def all_gather_matmul(
     """Gathers the blocks of all ranks of a mesh axis along a dimension, and multiplies them.
 
     The same as `all_gather(x, axis_name, axis=gather_axis, tiled=True) @ w`, in one native call,
-    in which no rank makes a copy of all blocks: each is multiplied where it lies.
+    in which no rank makes a copy of all blocks: each is multiplied where it lies. From some size on
+    XLA's matmul gains more than that saves: there, "auto" is an `all_gather` of ours and a matmul
+    of XLA's (`jaxcoll.explain` says `two-step`).
 
     Args:
         x: this rank's block. `(..., m, k)` with `gather_axis=-2`, where rows are gathered, as for
@@ -49,7 +51,8 @@ def all_gather_matmul(
     Differentiable: yes; dx is a `matmul_reduce_scatter`, dw an `all_gather_matmul` again. A batch
         of `w` under `vmap` is done in two steps.
     Deterministic: yes; with -1 the products of blocks are added in the ranks' order, so that equal
-        `w` give equal bits on all ranks. Half precision is summed in float32 and rounded once.
+        `w` give equal bits on all ranks; other bits on another layout of processes. Half precision
+        is summed in float32 and rounded once.
     Source: Wang et al., "Overlap Communication with Dependent Computation via Decomposition in
         Large Deep Learning Models" (2023).
 
