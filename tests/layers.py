@@ -219,24 +219,20 @@ class Pure:
 def pure(row: Layer, library: str, mesh: Any, **options: Any) -> Pure:
     """Returns a row's layer, of parameters that are the same for both libraries."""
     options |= {"param_dtype": np.float64}
-    if library == "linen":
-        has_mesh = "Norm" not in row.name
-        module = row.linen(**options, **({"mesh": mesh} if has_mesh else {}))
-        boxed = module.init(jax.random.key(0), row.x(), method=row.method)["params"]
-        specs, params = nn.get_partition_spec(boxed), nn.unbox(boxed)
+    has_mesh = "Norm" not in row.name
+    linen = row.linen(**options, **({"mesh": mesh} if has_mesh else {}))
+    boxed = jax.eval_shape(ft.partial(linen.init, method=row.method), jax.random.key(0), row.x())
+    specs, shapes = nn.get_partition_spec(boxed)["params"], nn.unbox(boxed)["params"]
 
-        def apply(params: Any, x: Any) -> Any:
-            return module.apply({"params": params}, x, method=row.method)
-    else:
-        module = row.nnx(rngs=nnx.Rngs(0), mesh=mesh, **options)
-        graph, state, others = nnx.split(module, nnx.Param, ...)
-        specs = jax.tree.map(lambda leaf: leaf.sharding.spec, nnx.to_pure_dict(state))
-        params = nnx.to_pure_dict(state)
+    def apply_linen(params: Any, x: Any) -> Any:
+        return linen.apply({"params": params}, x, method=row.method)
 
-        def apply(params: Any, x: Any) -> Any:
-            nnx.replace_by_pure_dict(state, params)
-            return getattr(nnx.merge(graph, state, others), row.method)(x)
+    def apply_nnx(params: Any, x: Any) -> Any:
+        made = nnx.eval_shape(lambda: row.nnx(rngs=nnx.Rngs(0), mesh=mesh, **options))
+        graph, state, others = nnx.split(made, nnx.Param, ...)
+        nnx.replace_by_pure_dict(state, params)
+        return getattr(nnx.merge(graph, state, others), row.method)(x)
 
     rng = np.random.default_rng(1)
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape) / 4, params)
-    return Pure(params, specs, apply)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape) / 4, shapes)
+    return Pure(params, specs, {"linen": apply_linen, "nnx": apply_nnx}[library])

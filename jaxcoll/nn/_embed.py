@@ -33,7 +33,7 @@ class Embed:
     @property
     def spec(self) -> P:
         """How the table `(v, d)` lies."""
-        return P(self.axis_name, None)
+        return P(self.axis_name, None) if self.axis_name else P()
 
     @property
     def _split(self) -> int | None:

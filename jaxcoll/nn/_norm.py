@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll._errors import one_of
@@ -29,7 +30,7 @@ class Norm:
     @property
     def spec(self) -> P:
         """How scale and bias `(d,)` lie."""
-        return P(self.axis_name if self.split == "features" else None)
+        return P(self.axis_name) if self.split == "features" and self.axis_name else P()
 
     def num_features(self, x: jax.Array) -> int:
         """Returns the input's features, of all ranks."""
@@ -41,7 +42,7 @@ class Norm:
     ) -> jax.Array:
         """Returns the normalized input. On global arrays the compiler splits it as they are."""
         y = norm(
-            x,
+            jnp.asarray(x),
             scale,
             bias,
             Place(self.call, self.axis_name, None).local_axis,
