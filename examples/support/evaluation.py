@@ -22,8 +22,8 @@ def losses(
     Args:
         window_losses: Maps parameters and windows, `(b, t)`, to a loss per window, `(b,)`.
         params: The same on all devices of `mesh`.
-        windows: Shape `(n, t)`, n a multiple of the number of devices.
-        mesh: Has one axis, `"data"`.
+        windows: Shape `(n, t)`, n a multiple of the ranks of axis `"data"`.
+        mesh: With that axis; ranks of others do the same.
 
     Returns:
         Shape `(n,)`.

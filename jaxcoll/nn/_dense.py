@@ -60,12 +60,11 @@ class Dense:
         """Returns the input's features, of all ranks."""
         return self.place.whole(x.shape[-1]) if self._split_in == -1 else x.shape[-1]
 
-    def check_features(self, in_features: int, features: int) -> None:
-        """Raises ValueError for features that the ranks can't share."""
-        if self.mode in ("column", "gather", "scatter"):
-            self.place.check_divides("features", features)
-        if self.mode in ("row", "gather", "scatter"):
-            self.place.check_divides("the input's features", in_features)
+    def check_features(self, **counts: int) -> None:
+        """Raises ValueError for features, those of the input first, that the ranks can't share."""
+        for (name, count), mode in zip(counts.items(), ("row", "column"), strict=True):
+            if self.mode in (mode, "gather", "scatter"):
+                self.place.check_divides(name, count)
 
     def __call__(
         self, x: jax.Array, kernel: jax.Array, bias: jax.Array | None, dtype: Any

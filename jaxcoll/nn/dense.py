@@ -35,7 +35,7 @@ class _SplitDense(nn.Module):
         """Returns the layer's output; see the class."""
         core = self._core()
         in_features = core.in_features(x)
-        core.check_features(in_features, self.features)
+        core.check_features(in_features=in_features, features=self.features)
         shape = (in_features, self.features)
         kernel = self._split("kernel", self.kernel_init, core.kernel_spec, shape)
         bias = None

@@ -47,7 +47,7 @@ class ShardedLinear(nnx.Module):
         """
         self._mesh = mesh
         self._axis_name = axis_name
-        self._core().check_features(in_features, out_features)
+        self._core().check_features(in_features=in_features, out_features=out_features)
         init = nnx.initializers.lecun_normal()
         weight = init(rngs.params(), (in_features, out_features), jnp.float32)
         self.weight = nnx.Param(self._placed(weight, P(None, axis_name)))

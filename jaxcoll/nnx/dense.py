@@ -28,7 +28,7 @@ class _SplitDense(nnx.Module):
         dtype: Any,
         param_dtype: Any,
     ) -> None:
-        core.check_features(in_features, out_features)
+        core.check_features(in_features=in_features, out_features=out_features)
         self._core, self._dtype = core, dtype
         place, shape = core.place, (in_features, out_features)
         self.kernel = split_param(place, kernel_init, rngs, core.kernel_spec, shape, param_dtype)

@@ -77,4 +77,4 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
         scale = jnp.where(norm > max_norm, max_norm / jnp.where(norm == 0, 1, norm), 1)
         return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates), state
 
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformation(optax.init_empty_state, update)

@@ -30,8 +30,8 @@ def make(library: str, name: str, *features: int, mesh: Any = None, **options: A
 @pytest.mark.parametrize(
     ("text", "name", "features", "options"),
     [
-        ("ColumnParallelDense: features: 10 can't be", "ColumnParallelDense", (12, 10), {}),
-        ("RowParallelDense: the input's features: 10", "RowParallelDense", (10, 12), {}),
+        ("ColumnParallelDense: (out_)?features: 10 can't be", "ColumnParallelDense", (12, 10), {}),
+        ("RowParallelDense: in_features: 10", "RowParallelDense", (10, 12), {}),
         ("Embed: num_embeddings: 10 can't be split", "VocabParallelEmbed", (10, 12), {}),
         ("TPMLP: hidden: 10 can't be split over the 4 ranks", "TPMLP", (12, 10), {}),
         ("TPAttention: num_kv_heads: 6 can't be split", "TPAttention", (12, 6), {}),
@@ -80,13 +80,13 @@ def test_a_sequence_that_can_not_be_shared(library: str, name: str):
 def test_other_arguments():
     mesh = mesh_of(tensor=4)
     with pytest.raises(ValueError, match=r"TPRMSNorm: split: expected one of .* Did you mean"):
-        jaxcoll.TPRMSNorm(split="sequences").init(jax.random.key(0), X)  # pyright: ignore
+        jaxcoll.TPRMSNorm(split="sequences").init(jax.random.key(0), X)
     with pytest.raises(ValueError, match="num_features: 10 can't be split over the 4 ranks"):
         jaxcoll.nnx.TPRMSNorm(10, split="features", mesh=mesh, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="VocabParallelEmbed: tokens: expected integers"):
         jaxcoll.VocabParallelEmbed(8, 12, mesh=mesh).init(jax.random.key(0), X)
     with pytest.raises(AttributeError, match="no attribute 'TPConv'"):
-        jaxcoll.nnx.TPConv  # noqa: B018  # pyright: ignore
+        jaxcoll.nnx.TPConv  # noqa: B018
 
 
 # ---- dtypes --------------------------------------------------------------------------------------

@@ -3,14 +3,18 @@
 import functools as ft
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checks import auto_is_native
 from helpers import SIZES
 from layers import LAYERS, Layer, pure
 from training import mesh_of
 
+import jaxcoll
+from jaxcoll.models import TransformerLM
 from jaxcoll.parallel.regions import reduce_from
 
 
@@ -117,3 +121,30 @@ def test_values_and_gradients(library: str, place: str, options: str, size: int)
             check_vma=place == "typed",
         )
     assert_close(jax.jit(all_of)(operands), {row.name: expected(row) for row in LAYERS})
+
+
+@pytest.mark.parametrize("place", ["map", "global"])
+@pytest.mark.parametrize("options", list(OPTIONS))
+def test_every_collective_is_ours(place: str, options: str):
+    """None is left to the sums that JAX would insert in the backward pass."""
+    mesh = mesh_of(data=2, tensor=2)
+    split: Any = {"mesh": mesh, **OPTIONS[options]}
+    model = TransformerLM(8, 1, 16, 4, axis_name="tensor", **split)
+    tokens = np.zeros((2, 4), int)
+    boxed = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    specs, params = nn.get_partition_spec(boxed), nn.unbox(boxed)
+
+    def loss(params: Any, tokens: Any) -> Any:
+        logits = model.apply(params, tokens)
+        return jaxcoll.vocab_parallel_cross_entropy(logits, tokens, mesh=mesh).mean()
+
+    def on_rank(params: Any, tokens: Any) -> Any:
+        params = jax.tree.map(lambda leaf: jax.lax.pcast(leaf, "data", to="varying"), params)
+        return jaxcoll.all_reduce(jax.grad(loss)(params, tokens), "data")
+
+    mapped = jax.shard_map(on_rank, mesh=mesh, in_specs=(specs, jax.P("data")), out_specs=specs)
+    rows = jaxcoll.explain(mapped if place == "map" else jax.grad(loss), params, tokens).rows
+    assert {row.called for row in rows} == {"jaxcoll"}
+    assert {row.axes for row in rows} == {("data",), ("tensor",)}
+    if auto_is_native():
+        assert {row.path for row in rows} <= {"native", "two-step"}

@@ -111,6 +111,7 @@ def test_a_checkpoint_of_one_mesh_serves_all(tmp_path: Any):
     undisturbed, step = start(2)
     for _ in range(6):
         undisturbed, _ = step(undisturbed, data)
+    state: Any = None
     in_rings = {"sequence_parallel": True, "overlap": True}
     with ocp.StandardCheckpointer() as checkpointer:
         for number, (size, options) in enumerate(((2, {}), (4, in_rings), (1, {}))):
