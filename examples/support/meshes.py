@@ -6,12 +6,14 @@ AXES = ("data", "tensor")
 
 
 def parse(text: str) -> dict[str, int]:
-    """Read `"data=2,tensor=2"`: the sizes of both axes; `data` is what is left without, -1.
+    """Read `"data=2,tensor=2"`: the sizes of both axes, the slowest first.
+
+    Without `tensor` it is 1, without `data` that is what is left, -1.
 
     Raises:
         SystemExit: It is something else.
     """
-    sizes = {"data": -1, "tensor": 1}
+    sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name not in AXES or not size.removeprefix("-").isdigit():
@@ -20,7 +22,7 @@ def parse(text: str) -> dict[str, int]:
                 f"data=2,tensor=2, got {text!r}"
             )
         sizes[name] = int(size)
-    return sizes
+    return {**sizes, "data": sizes.get("data", -1), "tensor": sizes.get("tensor", 1)}
 
 
 def num_devices(sizes: dict[str, int], given: int) -> int:
