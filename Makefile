@@ -18,7 +18,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul lint format ctest wheel release-test docs env build stubs signatures clean
+.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul bench-tensor lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -58,6 +58,9 @@ bench-door: $(VENV)/.dev$(JAX)  ## XLA's own collectives on jaxcoll's engine, ag
 
 bench-matmul: $(VENV)/.dev$(JAX)  ## collective matmuls, against a collective and a matmul on jax.lax
 	$(BIN)/python benchmarks/matmul.py $(ARGS)
+
+bench-tensor: $(VENV)/.dev$(JAX)  ## tensor-parallel training steps, against the same on jax.lax
+	$(BIN)/python benchmarks/tensor_step.py $(ARGS)
 
 lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, clang-tidy
 	$(BIN)/ruff check
