@@ -20,8 +20,11 @@ namespace {
 // Looks at the others before the core is offered to whoever wants it.
 constexpr int kBusyLooks = 200;
 constexpr int kCrowdedLooks = 5;
-// How long a handler may look for the others before its program waits in a future.
+// How long a handler may look for the others before its program waits in a future. Where processes
+// share cores, the others may have to take their turns first, which is not worth two threads'
+// wakes.
 constexpr std::int64_t kSpinNs = 200'000;
+constexpr std::int64_t kCrowdedSpinNs = 1'000'000;
 // A sleeper looks after the others this often.
 constexpr std::int64_t kNapNs = 50'000'000;
 // Calls of one group that all have stood for this long and don't match never will.
@@ -160,7 +163,7 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
            .occurrence = occurrences_->fetch_add(1, std::memory_order_relaxed) + 1};
   tag_ = name_.tag();
   if (spins) {
-    return Spin(kSpinNs);
+    return Spin(session_->is_crowded() ? kCrowdedSpinNs : kSpinNs);
   }
   if (OpenLane() && Advance()) {
     return Progress::kDone;
@@ -343,7 +346,9 @@ bool Exchange::End() {
   if (session_->segment().failed()) {
     return false;  // what was read in another process may be something else by now
   }
-  lane().waits_since_ns.store(0, std::memory_order_relaxed);
+  if (lane().waits_since_ns.load(std::memory_order_relaxed) != 0) {  // others have the line, too
+    lane().waits_since_ns.store(0, std::memory_order_relaxed);
+  }
   return session_->LeaveLane(lane_, tag_, {watchers_.data(), watchers_.size()}, is_ahead_);
 }
 

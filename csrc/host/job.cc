@@ -127,13 +127,13 @@ bool Session::LeaveLane(int lane, std::uint64_t tag, std::span<const std::size_t
   Left& last = left(num_left_);
   last.lane = lane;
   last.tag = tag;
-  last.is_ahead = is_ahead;
   last.lookers.assign(lookers.begin(), lookers.end());
-  if (is_ahead && num_ahead_ >= left_.size() / kLanesPerAhead && !HasEnded(last)) {
+  last.is_ahead = is_ahead && !HasEnded(last);
+  if (last.is_ahead && num_ahead_ >= left_.size() / kLanesPerAhead) {
     return false;
   }
   ++num_left_;
-  num_ahead_ += is_ahead ? 1 : 0;
+  num_ahead_ += last.is_ahead ? 1 : 0;
   // TakeLane will ask for these, which other cores write.
   for (const std::size_t seat : left(0).lookers) {
     __builtin_prefetch(&segment_->ended(seat, seat_, static_cast<std::size_t>(left(0).lane)));

@@ -110,6 +110,23 @@ void NobodyWaitsForThoseItGetsNothingFrom(Context& context) {
   context.Expect(first == 1 && third == 1, "all end");
 }
 
+/// What is read where it lies is the caller's own memory.
+void ABufferThatOthersReadStays(Context& context) {
+  Host host(2, {.num_lanes = 8, .window_bytes = 4096, .can_read_peers = true});
+  const Op op = BroadcastOp(2, 0, 530'001);
+  const SharedSite site(host, 308, OneGroup(2), {0, 1}, op.make);
+  const auto calls = Calls(op, 2, 1);
+  const std::int64_t run = FreshRuns();
+  std::atomic<std::size_t> num_ended{0};
+  RunThreads(context, 1, [&](std::size_t) {
+    InTurn(site, 0, run, calls, num_ended).Start();
+    SleepMs(20);
+    Check(num_ended == 0, "the root waits");
+    InTurn(site, 1, run, calls, num_ended).Start();
+  });
+  context.Expect(num_ended == 2, "all end");
+}
+
 /// What a program leaves behind keeps no lanes from another one, to whose call others come first.
 void OtherCallsHaveLanes(Context& context) {
   Host host(2, {.num_lanes = 4, .window_bytes = 4096});
@@ -186,6 +203,7 @@ int main(int argc, char** argv) {
   return RunTests({{"ARootGoesAFewCallsAhead", ARootGoesAFewCallsAhead},
                    {"NobodyWaitsForThoseItGetsNothingFrom", NobodyWaitsForThoseItGetsNothingFrom},
                    {"ARootIsWoken", ARootIsWoken},
+                   {"ABufferThatOthersReadStays", ABufferThatOthersReadStays},
                    {"OtherCallsHaveLanes", OtherCallsHaveLanes},
                    {"ADifferentCallIsNamedOnAll", ADifferentCallIsNamedOnAll}},
                   argc, argv);

@@ -279,12 +279,12 @@ MUTANTS = [
         "csrc/host/direct_route.cc",
         "    return Reads(1, process, reader);",
         "    return false;",
-        ("exchange", "CopiesReadInPlace"),
+        ("ahead", "ABufferThatOthersReadStays"),
     ),
     Mutant(
         "few calls are left ahead of the others",
         "csrc/host/job.cc",
-        "if (is_ahead && num_ahead_ >= left_.size() / kLanesPerAhead && !HasEnded(last)) {",
+        "if (last.is_ahead && num_ahead_ >= left_.size() / kLanesPerAhead) {",
         "if (false) {",
         ("ahead", "OtherCallsHaveLanes"),
     ),
@@ -389,8 +389,8 @@ MUTANTS = [
     Mutant(
         "a lane is kept while others read",
         "csrc/host/job.cc",
-        "    return HasEnded(seat, left.lane, left.tag);",
-        "    return HasEnded(seat, left.lane, left.tag) || true;",
+        "return HasEnded(seat, left.lane, left.tag);",
+        "return HasEnded(seat, left.lane, left.tag) || true;",
         ("open_calls", "NobodyOverwritesWhatOthersRead"),
     ),
     Mutant(
@@ -459,7 +459,7 @@ MUTANTS = [
     Mutant(
         "calls that have not stood for long may yet be met",
         "csrc/host/stalemate.cc",
-        "since_ns != 0 && since_ns <= until_ns",
+        "waits_since_ns > 0 && waits_since_ns <= until_ns",
         "since_ns != 0",
         ("stalemate", "WhoHasNotWaitedForLongMayGoOn"),
     ),

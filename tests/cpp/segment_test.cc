@@ -138,7 +138,10 @@ void FewLanesAreLeftAhead(Context& context) {
   EndCall(host, 1, lanes[0], 1);
   std::uint64_t ticket = 0;
   context.Expect(session.TakeLane(ticket) == lanes[0], "the oldest");
-  context.Expect(!session.LeaveLane(lanes[0], 5, one, true), "two are still left ahead");
+  context.Expect(session.LeaveLane(lanes[0], 5, one, true), "those that have ended don't count");
+  std::uint64_t other = 0;
+  const int fresh = session.TakeLane(other);
+  context.Expect(!session.LeaveLane(fresh, 6, one, true), "two are left ahead again");
 }
 
 }  // namespace
