@@ -106,14 +106,24 @@ class Route : public Pooled {
   [[nodiscard]] virtual bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                                  const Processes& processes) const = 0;
 
+  /// Whether a process reads in `phase` what another one has left in the phase before, or has done.
+  /// Known to all: who does not read what a process leaves may not have come when it goes on.
+  [[nodiscard]] virtual bool Reads(std::size_t /*phase*/, std::size_t /*reader*/,
+                                   std::size_t /*process*/) const {
+    return true;
+  }
+
   /// What of a round needs no other process: done once the round's first phase is published, while
   /// the others may still be on their way.
   virtual void Meanwhile(std::size_t /*round*/, const Buffers& /*local*/) const {}
-  /// Whether the second phase, the last one, takes what each other process has left by itself and
-  /// as it comes, with Take instead of Run.
+  /// Whether the second phase takes what each other process has left by itself and as it comes,
+  /// with Take instead of Run, and leaves nothing for a third one.
   [[nodiscard]] virtual bool takes_one_by_one() const { return false; }
-  virtual void Take(std::size_t /*round*/, std::size_t /*process*/, const Buffers& /*local*/,
-                    const Processes& /*processes*/) const {}
+  /// As Run.
+  [[nodiscard]] virtual bool Take(std::size_t /*round*/, std::size_t /*process*/,
+                                  const Buffers& /*local*/, const Processes& /*processes*/) const {
+    return true;
+  }
 };
 
 }  // namespace jaxcoll

@@ -108,9 +108,10 @@ void MatmulRoute::Meanwhile(std::size_t round, const Buffers& local) const {
   }
 }
 
-void MatmulRoute::Take(std::size_t round, std::size_t process, const Buffers& local,
+bool MatmulRoute::Take(std::size_t round, std::size_t process, const Buffers& local,
                        const Processes& processes) const {
   Gather(round, process, local, processes.windows[process]);
+  return true;
 }
 
 void MatmulRoute::Gather(std::size_t round, std::size_t process, const Buffers& local,
