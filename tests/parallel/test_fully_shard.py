@@ -16,7 +16,7 @@ from jaxcoll.models import SimpleClassifier, TPClassifier
 
 # 12 divides by all sizes but 8, which splits the input's 16.
 PLAIN = SimpleClassifier(num_classes=4, hidden=12)
-ADAM = optax.adamw(0.1)
+ADAM, MOMENTUM = optax.adamw(0.1), optax.sgd(0.5, momentum=0.9)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def x64() -> Any:
 )
 def test_trains_as_on_one_device(size: int, stage: Any, accumulate: int, optimizer: str):
     data, mesh = batch(), mesh_of(data=size)
-    make = {"sgd": optax.sgd(0.5, momentum=0.9), "adamw": ADAM}[optimizer]
+    make = {"sgd": MOMENTUM, "adamw": ADAM}[optimizer]
     model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
     state = start(model, data, mesh, make)
     expected, losses = reference(PLAIN, jax.device_get(state.params), data, make)
