@@ -40,8 +40,8 @@ class Result:
 def describe(params: Any, batch: int, context: int, mesh: Mesh) -> str:
     """Say in a line what is trained, and on what."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    # The cores that this process may use, where the system can say.
-    has_affinity = hasattr(os, "sched_getaffinity")
+    # The cores that this process may use, where the system can say; of several, each has its own.
+    has_affinity = hasattr(os, "sched_getaffinity") and jax.process_count() == 1
     num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
     tensor = mesh.shape["tensor"]
     shape = f" ({mesh.shape['data']} of data x {tensor} of tensor)" if tensor > 1 else ""
