@@ -15,6 +15,9 @@ namespace {
 // Moves smaller than this are done by the last rank alone: at 30 to 50 GB/s they take less time
 // than waking a helper does.
 constexpr std::size_t kHelpBytes = std::size_t{512} * 1024;
+// Of Meeting::chunks_; memory for 2**32 chunks there is nowhere.
+constexpr unsigned kReadyShift = 32;
+constexpr std::uint64_t kNextChunk = (std::uint64_t{1} << kReadyShift) - 1;
 
 std::shared_ptr<const Status> Share(Status status) {
   return std::make_shared<const Status>(std::move(status));
@@ -36,9 +39,12 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange
       continuation_(*this),
       num_chunks_(exchange_ != nullptr ? 0 : site.work().num_chunks(num_ranks)),
       num_helpers_(CountHelpers(site.work(), num_ranks, num_chunks_)),
+      starts_early_(num_chunks_ > 0 && site.work().starts_early()),
       operands_(site.work().num_operands() * num_ranks),
       results_(site.work().num_results() * num_ranks),
       ranks_(num_ranks),
+      arrivals_(starts_early_ ? num_ranks : 0),
+      counters_(starts_early_ ? site.work().num_counters(num_ranks) : 0),
       helpers_(num_helpers_) {
   for (Rank& rank : ranks_) {
     rank.operands.Reset(site.work().num_operands());
@@ -68,9 +74,10 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   }
   Rank& me = ranks_[rank];
   std::uint64_t num_done_before = 0;
+  std::size_t num_helpers = 0;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if ((state_ == State::kDone || !(key_ == key)) && !Open(key, now_ns)) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if ((state_ == State::kDone || !(key_ == key)) && !Open(key, now_ns, lock)) {
       // The run may have failed since this rank asked.
       auto failure = Watchdog::Get().FailureOf(key.run);
       return {Answer::kFailed,
@@ -82,7 +89,7 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
                                    std::to_string(key.run) + " iteration " +
                                    std::to_string(key.iteration) + " begins"))};
     }
-    if (state_ == State::kFailed) {
+    if (state_ == State::kFailed || state_ == State::kFailing) {
       return {Answer::kFailed, failure_};
     }
     if (exchange_ != nullptr && state_ == State::kOpen) {
@@ -108,50 +115,88 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     opened_ns_ = std::min(opened_ns_, now_ns);
     met_ns_ = std::max(met_ns_, now_ns);
     entry.Set(Moment::kOpened, opened_ns_);
-    if (++num_arrived_ < num_ranks_) {
+    const bool is_last = ++num_arrived_ == num_ranks_;
+    state_ = is_last ? State::kMoving : State::kOpen;
+    num_done_before = num_done_;
+    bool takes_part = is_last;
+    num_helpers = is_last ? num_helpers_ : 0;
+    if (starts_early_) {
+      arrivals_[num_arrived_ - 1] = rank;
+      AddReadyChunks();
+      const std::size_t num_cores = Runners::Get().num_cores();
+      takes_part = num_at_work_ < num_cores;
+      num_at_work_ += takes_part ? 1 : 0;
+      num_helpers = std::min(num_helpers, num_cores - num_at_work_);
+    }
+    if (!takes_part) {
       me.resumption.waiter = factory.Make();
       me.waits = true;
       return {Answer::kWaits, nullptr};
     }
-    state_ = State::kMoving;
-    num_done_before = num_done_;
   }
 
   if (exchange_ != nullptr) {
     return BeginExchange(me, entry, factory);
   }
+  if (starts_early_) {
+    if (num_helpers > 0) {
+      CallHelpers(num_helpers);
+    }
+    return TakePart(me, num_done_before, entry, factory);
+  }
   // This is the last rank: everything below is its own until Finish or until chunks are handed out.
-  if (num_helpers_ == 0) {
-    const Buffers buffers{operands_.data(), results_.data(), num_ranks_};
+  if (num_helpers == 0) {
     for (std::size_t chunk = 0; chunk < num_chunks_; ++chunk) {
-      site_.work().Run(chunk, buffers);
+      site_.work().Run(chunk, buffers());
     }
     entry.Set(Moment::kResumed, Finish());
     return {Answer::kReady, nullptr};
   }
+  num_unfinished_.store(num_chunks_, std::memory_order_relaxed);
+  chunks_.store(std::uint64_t{num_chunks_} << kReadyShift, std::memory_order_release);
+  CallHelpers(num_helpers);
+  return TakePart(me, num_done_before, entry, factory);
+}
 
-  chunks_done_.store(0, std::memory_order_relaxed);
-  next_chunk_.store(0, std::memory_order_release);
+void Meeting::AddReadyChunks() {
+  const std::uint64_t ready = site_.work().num_ready(arrivals_.data(), num_arrived_, num_ranks_);
+  const std::uint64_t before = chunks_.load(std::memory_order_relaxed) >> kReadyShift;
+  chunks_.fetch_add((ready - before) << kReadyShift, std::memory_order_release);
+}
+
+void Meeting::CallHelpers(std::size_t count) {
   TaskList help;
-  for (Help& helper : helpers_) {
-    if (!helper.queued.exchange(true, std::memory_order_acq_rel)) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!helpers_[i].queued.exchange(true, std::memory_order_acq_rel)) {
       site_.Ref();
-      help.Append(helper);
+      help.Append(helpers_[i]);
     }
   }
   Runners::Get().Help(help);
-  if (RunChunks()) {
-    entry.Set(Moment::kResumed, Finish());
-    return {Answer::kReady, nullptr};
+}
+
+Arrival Meeting::TakePart(Rank& me, std::uint64_t num_done_before, Recorder::Entry& entry,
+                          WaiterFactory& factory) {
+  for (;;) {
+    if (RunChunks()) {
+      Finish();
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (starts_early_) {
+      if (AreChunksReady()) {  // since a rank came that found enough others at work
+        continue;
+      }
+      --num_at_work_;
+    }
+    if (num_done_ != num_done_before) {  // not state_: the next call may be open already
+      entry.Set(Moment::kResumed, NowNs());
+      std::shared_ptr<const Status> failure = std::move(me.resumption.failure);
+      return {failure == nullptr ? Answer::kReady : Answer::kFailed, std::move(failure)};
+    }
+    me.resumption.waiter = factory.Make();
+    me.waits = true;
+    return {Answer::kWaits, nullptr};
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (num_done_ != num_done_before) {  // not state_: the next call may be open already
-    entry.Set(Moment::kResumed, NowNs());
-    return {Answer::kReady, nullptr};
-  }
-  me.resumption.waiter = factory.Make();
-  me.waits = true;
-  return {Answer::kWaits, nullptr};
 }
 
 Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& factory) {
@@ -206,16 +251,20 @@ std::shared_ptr<const Status> Meeting::JobFailure() {
   return exchange_ == nullptr || state_ != State::kOpen ? nullptr : exchange_->Failure();
 }
 
-bool Meeting::Open(const Key& key, std::int64_t now_ns) {
-  if (state_ == State::kOpen) {
-    auto failure = Watchdog::Get().FailureOf(key_.run);
+bool Meeting::Open(const Key& key, std::int64_t now_ns, std::unique_lock<std::mutex>& lock) {
+  while (state_ != State::kDone && state_ != State::kFailed) {
+    if (state_ == State::kFailing) {  // as long as its chunks take
+      ended_.wait(lock, [this] { return state_ != State::kFailing; });
+      if (key_ == key) {  // another rank has opened it meanwhile
+        return true;
+      }
+      continue;
+    }
+    auto failure = state_ == State::kOpen ? Watchdog::Get().FailureOf(key_.run) : nullptr;
     if (failure == nullptr) {
       return false;
     }
     FailOpenCall(std::move(failure));
-  }
-  if (state_ == State::kMoving) {
-    return false;
   }
   if (exchange_ != nullptr) {
     exchange_->Prepare();
@@ -231,21 +280,42 @@ bool Meeting::Open(const Key& key, std::int64_t now_ns) {
     rank.arrived = false;
     rank.waits = false;
   }
+  if (starts_early_) {
+    for (std::atomic<int>& counter : counters_) {
+      counter.store(0, std::memory_order_relaxed);
+    }
+    num_unfinished_.store(num_chunks_, std::memory_order_relaxed);
+    chunks_.store(0, std::memory_order_relaxed);
+  }
   return true;
 }
 
 bool Meeting::RunChunks() {
-  const Buffers buffers{operands_.data(), results_.data(), num_ranks_};
-  for (;;) {
-    const std::size_t chunk = next_chunk_.fetch_add(1, std::memory_order_acq_rel);
-    if (chunk >= num_chunks_) {
-      return false;
-    }
-    site_.work().Run(chunk, buffers);
-    if (chunks_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_chunks_) {
+  std::size_t chunk = 0;
+  while (TakeChunk(chunk)) {
+    site_.work().Run(chunk, buffers());
+    if (num_unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       return true;
     }
   }
+  return false;
+}
+
+bool Meeting::TakeChunk(std::size_t& chunk) {
+  std::uint64_t chunks = chunks_.load(std::memory_order_relaxed);
+  do {
+    chunk = chunks & kNextChunk;
+    if (chunk >= chunks >> kReadyShift) {
+      return false;
+    }
+  } while (!chunks_.compare_exchange_weak(chunks, chunks + 1, std::memory_order_acq_rel,
+                                          std::memory_order_relaxed));
+  return true;
+}
+
+bool Meeting::AreChunksReady() const {
+  const std::uint64_t chunks = chunks_.load(std::memory_order_relaxed);
+  return (chunks & kNextChunk) < chunks >> kReadyShift;
 }
 
 std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
@@ -256,6 +326,10 @@ std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ == State::kFailing) {
+      EndFailedCall();
+      return now_ns;
+    }
     state_ = failure == nullptr ? State::kDone : State::kFailed;
     failure_ = std::move(failure);
     ++num_done_;
@@ -307,18 +381,34 @@ bool Meeting::Fail(const Key& key, const std::shared_ptr<const Status>& failure)
 }
 
 void Meeting::FailOpenCall(std::shared_ptr<const Status> failure) {
-  state_ = State::kFailed;
   failure_ = std::move(failure);
+  if (starts_early_) {  // no chunk is begun any more, but some may run
+    const std::size_t begun = chunks_.exchange(0, std::memory_order_acq_rel) & kNextChunk;
+    const std::size_t others = num_chunks_ - begun;
+    if (num_unfinished_.fetch_sub(others, std::memory_order_acq_rel) != others) {
+      state_ = State::kFailing;
+      return;
+    }
+  }
+  EndFailedCall();
+}
+
+void Meeting::EndFailedCall() {
+  state_ = State::kFailed;
+  ++num_done_;
   TaskList resumptions;
   Collect(resumptions);
+  ended_.notify_all();
   Runners::Get().Resume(resumptions, site_.pace());
 }
 
 void Meeting::Collect(TaskList& resumptions) {
   for (Rank& rank : ranks_) {
+    if (rank.arrived) {  // a rank that does not wait looks here
+      rank.resumption.failure = failure_;
+    }
     if (rank.waits) {
       rank.waits = false;
-      rank.resumption.failure = failure_;
       if (rank.resumption.waiter.is_brief) {
         rank.resumption.Run();
       } else {

@@ -9,6 +9,10 @@
 // moves, every rank waits for the movers, because buffers are read and written in place. A rank
 // that arrives at a failed meeting gets its error, and no buffer is touched.
 //
+// Work that starts early is done by the ranks as they come, one for each core, each as far as the
+// ranks that are there allow; the last one has runners help as well. Such a meeting may fail while
+// chunks run: no other one is begun, and the ranks get their error when those have ended.
+//
 // Where ranks of other processes take part, the last rank of this one begins the exchange with them
 // instead, which can fail as well; a runner goes on with it where it does not end at once.
 //
@@ -17,12 +21,13 @@
 // way out: none of them looks at more than its own Rank, the chunk counters and the count of calls.
 #pragma once
 
-#include <atomic>   // std::atomic
-#include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t, std::uint64_t
-#include <memory>   // std::shared_ptr, std::unique_ptr
-#include <mutex>    // std::mutex
-#include <vector>   // std::vector
+#include <atomic>              // std::atomic
+#include <condition_variable>  // std::condition_variable
+#include <cstddef>             // std::size_t
+#include <cstdint>             // std::int64_t, std::uint64_t
+#include <memory>              // std::shared_ptr, std::unique_ptr
+#include <mutex>               // std::mutex, std::unique_lock
+#include <vector>              // std::vector
 
 #include "core/footprint.h"
 #include "core/pooled.h"
@@ -130,7 +135,7 @@ class Meeting : public Pooled {
   [[nodiscard]] std::shared_ptr<const Status> JobFailure();
 
  private:
-  enum class State { kDone, kOpen, kMoving, kFailed };
+  enum class State { kDone, kOpen, kMoving, kFailing, kFailed };  // kFailing: chunks still run
 
   /// Resumes one rank's program on a runner.
   class Resumption final : public Task {
@@ -169,14 +174,28 @@ class Meeting : public Pooled {
     bool waits = false;
   };
 
-  /// Opens the meeting for a call, unless another call is open or moves; requires mutex_. A call
-  /// whose run has failed gives way: it only waits for the watchdog to tell its ranks.
-  bool Open(const Key& key, std::int64_t now_ns);
+  /// Has the meeting open for a call, unless another call is open or moves; `lock` is of mutex_. A
+  /// call whose run has failed gives way: it only waits for the watchdog to tell its ranks.
+  bool Open(const Key& key, std::int64_t now_ns, std::unique_lock<std::mutex>& lock);
   void FailOpenCall(std::shared_ptr<const Status> failure);  // requires mutex_
+  void EndFailedCall();                                      // requires mutex_
   /// The last rank's part where other processes take part.
   Arrival BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& factory);
-  /// Runs chunks until none is left to begin; true for the thread that finished the last one.
+  /// Runs chunks until none is ready to begin; true for the thread that finished the last one.
   bool RunChunks();
+  bool TakeChunk(std::size_t& chunk);
+  [[nodiscard]] bool AreChunksReady() const;
+  /// Makes the chunks ready that the ranks that have come allow; requires mutex_.
+  void AddReadyChunks();
+  /// Has up to `count` runners help.
+  void CallHelpers(std::size_t count);
+  /// The part of a rank that runs chunks, until the call has ended or the rank has to wait.
+  /// `num_done_before` calls had ended when it came.
+  Arrival TakePart(Rank& me, std::uint64_t num_done_before, Recorder::Entry& entry,
+                   WaiterFactory& factory);
+  [[nodiscard]] Buffers buffers() {
+    return {operands_.data(), results_.data(), num_ranks_, arrivals_.data(), counters_.data()};
+  }
   /// Data is in place, or `failure` is not null: closes the call and has all ranks resumed that
   /// wait. Returns the time.
   std::int64_t Finish(std::shared_ptr<const Status> failure = nullptr);
@@ -188,10 +207,11 @@ class Meeting : public Pooled {
   Continuation continuation_;
   const std::size_t num_chunks_;
   const std::size_t num_helpers_;
+  const bool starts_early_;
   SmallArray<const void*, 4> operands_;
   SmallArray<void*, 4> results_;
 
-  std::mutex mutex_;  // guards the next nine
+  std::mutex mutex_;  // guards the next eleven
   State state_ = State::kDone;
   Key key_;
   std::int64_t opened_ns_ = 0;
@@ -201,13 +221,18 @@ class Meeting : public Pooled {
   std::uint64_t num_done_ = 0;  // calls
   SmallArray<Rank, 1> ranks_;
   std::shared_ptr<const Status> failure_;
+  // Of work that starts early.
+  SmallArray<std::size_t, 2> arrivals_;  // ranks
+  std::size_t num_at_work_ = 0;          // ranks that run chunks, perhaps of the call before
 
   // Of the call in progress. A helper that comes late for one call is as good a helper for the
   // next: whoever takes a chunk sees the buffers of the call that it belongs to.
-  std::atomic<bool> is_left_{false};  // the exchange: to the thread that will come to Continue
-  std::atomic<std::size_t> next_chunk_{0};
-  std::atomic<std::size_t> chunks_done_{0};
+  std::atomic<bool> is_left_{false};      // the exchange: to the thread that will come to Continue
+  std::atomic<std::uint64_t> chunks_{0};  // ready ones << 32 | the next one to take
+  std::atomic<std::size_t> num_unfinished_{0};  // chunks
+  SmallArray<std::atomic<int>, 2> counters_;
   std::vector<Help> helpers_;
+  std::condition_variable ended_;  // a failing call
 };
 
 }  // namespace jaxcoll

@@ -1,6 +1,7 @@
 // host/work.h: what a collective does with the buffers once every rank has come.
 #pragma once
 
+#include <atomic>   // std::atomic
 #include <cstddef>  // std::size_t
 #include <memory>   // std::unique_ptr
 
@@ -17,12 +18,19 @@ struct Buffers {
   const void* const* operands;
   void* const* results;
   std::size_t num_ranks;
+  /// Of work that starts early: the ranks in the order in which they came, and its counters, which
+  /// were 0 when the call began.
+  const std::size_t* arrivals = nullptr;
+  std::atomic<int>* counters = nullptr;
 };
 
 /// How one op moves its data, cut into chunks that any thread may run in any order. Immutable, so
 /// one instance serves all groups and meetings of a call site. Together the chunks write every
-/// element of every result (result buffers arrive uninitialised), each element once, with values
-/// that do not depend on who runs which chunk.
+/// element of every result (result buffers arrive uninitialised), with values that do not depend on
+/// who runs which chunk.
+///
+/// Work that starts early has chunks that need some of the ranks only: they run while the others
+/// are on their way. Its chunks are begun in their order, so that one may wait for those before it.
 class Work : public Pooled {
  public:
   Work() = default;
@@ -40,6 +48,15 @@ class Work : public Pooled {
   /// Bytes read and written by all chunks together, for the choice of how many threads help.
   [[nodiscard]] virtual std::size_t bytes_moved(std::size_t num_ranks) const = 0;
   virtual void Run(std::size_t chunk, const Buffers& buffers) const = 0;
+
+  [[nodiscard]] virtual bool starts_early() const { return false; }
+  /// How many chunks, the first ones, need no other ranks than the first `count` of `arrivals`: all
+  /// of them where these are all ranks. Never less for more ranks.
+  [[nodiscard]] virtual std::size_t num_ready(const std::size_t* /*arrivals*/, std::size_t count,
+                                              std::size_t num_ranks) const {
+    return count == num_ranks ? num_chunks(num_ranks) : 0;
+  }
+  [[nodiscard]] virtual std::size_t num_counters(std::size_t /*num_ranks*/) const { return 0; }
 
   /// The same for a group whose ranks are in several processes. `members` outlives the route;
   /// windows hold at least MinWindowBytes(members). The same route on all processes.

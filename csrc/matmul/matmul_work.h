@@ -61,8 +61,9 @@ void MultiplyPart(const MatmulLayout& layout, const MatmulPart& part, std::size_
 void MultiplyPackedPart(const MatmulLayout& layout, const MatmulPart& part, std::size_t source,
                         const void* x, const void* w, void* y, bool adds);
 
-/// Sums are in rank order, so that equal operands give equal bits on all ranks. Products of
-/// different (target, rows) are chunks of their own.
+/// Chunks are rows of block products, in an order in which ranks that come make more of them
+/// possible: of kGatherRows all products between them; of sums, which are in rank order so that
+/// equal operands give equal bits on all ranks, the terms up to the first rank that is missing.
 class MatmulWork final : public Work {
  public:
   explicit MatmulWork(const MatmulLayout& layout);
@@ -76,10 +77,21 @@ class MatmulWork final : public Work {
   [[nodiscard]] std::size_t num_chunks(std::size_t num_ranks) const override;
   [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
   void Run(std::size_t chunk, const Buffers& buffers) const override;
+  [[nodiscard]] bool starts_early() const override { return true; }
+  [[nodiscard]] std::size_t num_ready(const std::size_t* arrivals, std::size_t count,
+                                      std::size_t num_ranks) const override;
+  [[nodiscard]] std::size_t num_counters(std::size_t num_ranks) const override;
   [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
                                                        const RouteOptions& options) const override;
 
  private:
+  struct Blocks {
+    std::size_t source, target;
+  };
+
+  /// The blocks of product `number`.
+  [[nodiscard]] Blocks BlocksOf(std::size_t number, const std::size_t* arrivals) const;
+
   MatmulLayout layout_;
   std::size_t panel_rows_;
   std::size_t num_panels_;

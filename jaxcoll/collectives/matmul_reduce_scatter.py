@@ -23,9 +23,10 @@ def matmul_reduce_scatter(
     """Multiplies, sums the products of all ranks of a mesh axis, and gives each rank its block.
 
     The same as `reduce_scatter(x @ w, axis_name, scatter_dimension=scatter_axis, tiled=True)`, in
-    one native call, in which no rank holds its whole product. From some size on XLA's matmul gains
-    more than that saves: there, "auto" is a matmul of XLA's and a `reduce_scatter` of ours
-    (`jaxcoll.explain` says `two-step`).
+    one native call, in which no rank holds its whole product; in one process the terms before that
+    of the first rank that is missing are added while it is on its way. From some size on XLA's
+    matmul gains more than that saves: there, "auto" is a matmul of XLA's and a `reduce_scatter` of
+    ours (`jaxcoll.explain` says `two-step`).
 
     Args:
         x: `(..., p * m, k)` with `scatter_axis=-2`, where the rows of the result are scattered;

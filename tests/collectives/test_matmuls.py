@@ -1,7 +1,9 @@
 """The collective matmuls: values, types and derivatives, and how the native ones come about."""
 
 import ctypes
+import functools as ft
 import re
+import time
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from checks import (
     native_missing,
 )
 from helpers import SIZES, blocks
+from jax import lax
 from matmuls import BATCHES, DTYPES, KINDS, function, operands, reference, row
 from programs import DERIVATIVES, TRANSFORMATIONS, Function
 
@@ -214,6 +217,78 @@ def test_without_a_blas_it_is_two_steps(monkeypatch: pytest.MonkeyPatch):
             )(xs, ws)
     finally:
         _native.matmul_problem.cache_clear()
+
+
+_SGEMM = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)
+
+
+@needs_native
+@pytest.mark.parametrize("late", range(3))
+@pytest.mark.parametrize("kind", ["gather_rows", "scatter_rows"])
+def test_products_of_others_are_made_before_a_late_rank_comes(
+    kind: str, late: int, monkeypatch: pytest.MonkeyPatch
+):
+    events: list[str] = []
+    blas = _blas.find()
+    assert isinstance(blas, _blas.Blas)
+    multiply = _SGEMM(blas.sgemm)
+
+    def multiply_and_note(*arguments: Any) -> None:
+        multiply(*arguments)
+        events.append("product")
+
+    noting = _SGEMM(multiply_and_note)  # not to be freed before the BLAS is set back
+    address = ctypes.cast(noting, ctypes.c_void_p).value or 0
+    # Of sums, the terms before the late rank's.
+    possible = 4 if kind == "gather_rows" else 2 * late
+
+    def hold(rank: Any, zero: Any) -> Any:
+        if rank == late:
+            until = time.monotonic() + 20
+            while events.count("product") < possible and time.monotonic() < until:
+                time.sleep(0.001)
+            time.sleep(0.05)  # for products that must not be
+            events.append("the late rank")
+        return zero
+
+    def f(x: Any, w: Any) -> Any:
+        zero = jnp.zeros((), x.dtype)
+        zero = jax.pure_callback(hold, zero, lax.axis_index("x"), zero)
+        return function(kind)(x + zero, w, "x", backend="native")
+
+    xs, ws = operands(kind, 3, 32, 16, 8)
+    program = jax.jit(mapped(f, mesh(3), check_vma=False))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(_blas, "find", lambda: blas._replace(sgemm=address))
+            _native.matmul_problem.cache_clear()
+            ys = jax.block_until_ready(program(xs, ws))
+    finally:
+        _native.matmul_problem.cache_clear()
+        assert _native.matmul_problem() is None
+    assert_same(ys, reference(kind, xs, ws))
+    assert events == ["product"] * possible + ["the late rank"] + ["product"] * (9 - possible)
+
+
+def test_in_two_steps_of_lax_no_product_is():
+    events: list[str] = []
+
+    def note(what: str, of: int, rank: Any, value: Any) -> Any:
+        if rank == of or of < 0:
+            time.sleep(0 if of < 0 else 0.2)
+            events.append(what)
+        return value
+
+    def f(x: Any, w: Any) -> Any:
+        rank = lax.axis_index("x")
+        x = jax.pure_callback(ft.partial(note, "the late rank", 2), x, rank, x)
+        y = lax.all_gather(x, "x", tiled=True) @ w
+        return jax.pure_callback(ft.partial(note, "product", -1), y, rank, y)
+
+    xs, ws = operands("gather_rows", 3, 32, 16, 8)
+    ys = jax.block_until_ready(jax.jit(mapped(f, mesh(3), check_vma=False))(xs, ws))
+    assert_same(ys, reference("gather_rows", xs, ws))
+    assert events == ["the late rank", *["product"] * 3]
 
 
 # ---- Errors --------------------------------------------------------------------------------------

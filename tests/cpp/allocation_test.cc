@@ -13,6 +13,8 @@
 #include "host/copy_work.h"
 #include "host/reduce_work.h"
 #include "kernels/reduce.h"
+#include "matmul/blas.h"
+#include "matmul/matmul_work.h"
 #include "ranks.h"
 #include "testing.h"
 
@@ -118,6 +120,28 @@ void CallsAllocateNothing(Context& context) {
   }
 }
 
+void MatmulsAllocateNothing(Context& context) {
+  SetBlas({.sgemm = [](const char*, const char*, const int*, const int*, const int*, const float*,
+                       const float*, const int*, const float*, const int*, const float*, float*,
+                       const int*) {},
+           .dgemm = nullptr});
+  for (const MatmulKind kind : {MatmulKind::kGatherRows, MatmulKind::kGatherInner,
+                                MatmulKind::kScatterRows, MatmulKind::kScatterColumns}) {
+    for (const std::size_t rows : {std::size_t{4}, std::size_t{600}}) {  // without and with help
+      CheckWork(context, "matmul of " + std::to_string(rows) + " rows",
+                std::make_unique<MatmulWork>(MatmulLayout{.kind = kind,
+                                                          .dtype = DType::kF32,
+                                                          .num_ranks = kRanks,
+                                                          .batch = 1,
+                                                          .rows = rows,
+                                                          .inner = 32,
+                                                          .columns = 8,
+                                                          .x_is_transposed = false,
+                                                          .w_is_transposed = false}));
+    }
+  }
+}
+
 void TheCounterCounts(Context& context) {
   const std::size_t before = num_allocations.load();
   const auto made = std::make_unique<std::vector<int>>(100);
@@ -130,7 +154,8 @@ void TheCounterCounts(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
-  return RunTests(
-      {{"TheCounterCounts", TheCounterCounts}, {"CallsAllocateNothing", CallsAllocateNothing}},
-      argc, argv);
+  return RunTests({{"TheCounterCounts", TheCounterCounts},
+                   {"CallsAllocateNothing", CallsAllocateNothing},
+                   {"MatmulsAllocateNothing", MatmulsAllocateNothing}},
+                  argc, argv);
 }

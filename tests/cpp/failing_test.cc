@@ -1,5 +1,5 @@
 // tests/cpp/failing_test.cc: waits that end with an error, and those that must not.
-#include <algorithm>   // std::sort
+#include <algorithm>   // std::min, std::sort
 #include <atomic>      // std::atomic
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t
@@ -12,6 +12,7 @@
 
 #include "core/clock.h"
 #include "host/call_site.h"
+#include "host/runners.h"
 #include "host/watchdog.h"
 #include "ranks.h"
 #include "testing.h"
@@ -298,6 +299,48 @@ void AMoveInProgressIsNeverFailed(Context& context) {
   }
 }
 
+/// Where chunks run before all ranks have come: no other one is begun, and ranks get the error when
+/// those that run have ended. The late rank gets it at once, and its next run waits for them.
+void AnEarlyStartFailsWhenItsChunksHaveEnded(Context& context) {
+  const Limit limit(kForever);
+  constexpr std::size_t p = 3;
+  const std::size_t num_at_work = std::min<std::size_t>(2, Runners::Get().num_cores());
+  for (const bool are_long : {true, false}) {
+    const std::int64_t run = FreshRuns();
+    std::atomic<std::size_t> num_begun{0};
+    std::atomic<std::size_t> num_running{0};
+    auto work = std::make_unique<EarlyStampWork>(p);
+    work->in_chunk = [&](const Stamp& source, std::size_t) {
+      if (source.run == run) {
+        num_running.fetch_add(1);
+        num_begun.fetch_add(1);
+        while (are_long && Watchdog::Get().FailureOf(run) == nullptr) {
+          SleepMs(1);
+        }
+        SleepMs(are_long ? 100 : 0);
+        num_running.fetch_sub(1);
+      }
+    };
+    const Site site = MakeSite(1, OneGroup(p), std::move(work));
+    const std::size_t first = are_long ? num_at_work : (p - 1) * (p - 1);
+    RunRanks(context, p, [&](std::size_t rank) -> Program {
+      Stamped stamped(1, p);
+      if (rank == p - 1) {
+        while (num_begun.load() < first) {
+          SleepMs(1);
+        }
+        Watchdog::Get().FailRun(run, std::make_shared<const Status>(Internal("failed elsewhere")));
+      }
+      const CallResult result = co_await stamped.Begin(*site, rank, rank, run, 0);
+      Check(!result.ok && result.error == "failed elsewhere", "the run's cause: " + result.error);
+      Check(num_running.load() == 0 || rank == p - 1, "the chunks have ended");
+      Check(stamped.untouched() || rank < p - 1, "the late rank's result is left alone");
+      stamped.Verify(co_await stamped.Begin(*site, rank, rank, run + 1, 0));
+    });
+    context.Expect(num_begun.load() == first, std::to_string(num_begun.load()) + " chunks began");
+  }
+}
+
 /// Whoever looked while it was open comes too late, and so does a deadline of another call.
 void OnlyTheOpenCallThatWasLookedAtFails(Context& context) {
   const auto cause = std::make_shared<const Status>(Internal("a deadline"));
@@ -456,6 +499,7 @@ int main(int argc, char** argv) {
        {"TheNextRunMayBeginBeforeThat", TheNextRunMayBeginBeforeThat},
        {"TheNextRunNeedNotWaitForALook", TheNextRunNeedNotWaitForALook},
        {"TheNextRunWorks", TheNextRunWorks},
+       {"AnEarlyStartFailsWhenItsChunksHaveEnded", AnEarlyStartFailsWhenItsChunksHaveEnded},
        {"OnlyTheOpenCallThatWasLookedAtFails", OnlyTheOpenCallThatWasLookedAtFails},
        {"AMoveInProgressIsNeverFailed", AMoveInProgressIsNeverFailed},
        {"AMoveInProgressOutlivesItsRun", AMoveInProgressOutlivesItsRun},

@@ -1,6 +1,6 @@
 // tests/cpp/matmul_test.cc: the collective matmuls on a naive BLAS, in one process and across
 // several, against naive sums.
-#include <algorithm>  // std::min
+#include <algorithm>  // std::fill, std::max, std::next_permutation
 #include <atomic>     // std::atomic
 #include <cstddef>    // std::size_t
 #include <cstdint>    // std::int64_t
@@ -9,6 +9,7 @@
 #include <thread>     // std::this_thread
 #include <vector>     // std::vector
 
+#include "core/clock.h"
 #include "core/types.h"
 #include "host/route.h"
 #include "host/work.h"
@@ -204,21 +205,52 @@ std::vector<std::size_t> Range(std::size_t count) {
   return range;
 }
 
+/// The first `count` orders in which ranks may come, and the last one.
+std::vector<std::vector<std::size_t>> Arrivals(std::size_t num_ranks, int count) {
+  std::vector<std::size_t> order = Range(num_ranks);
+  std::vector<std::vector<std::size_t>> orders;
+  for (int i = 0; i < count; ++i) {
+    orders.push_back(order);
+    std::next_permutation(order.begin(), order.end());
+  }
+  orders.emplace_back(orders[0].rbegin(), orders[0].rend());
+  return orders;
+}
+
+/// Each chunk as soon as it is ready: of ranks that have not come there are no buffers.
 void InOneProcess(Context& context) {
   std::vector<MatmulLayout> layouts = Layouts();
   for (MatmulLayout tall : std::vector<MatmulLayout>(layouts)) {  // several panels
-    tall.rows = tall.batch * 300;
+    tall.rows = tall.batch * 600;
     layouts.push_back(tall);
   }
   for (const MatmulLayout& layout : layouts) {
-    WithRanks(layout, [&](auto ranks) {
-      const MatmulWork work(layout);
-      const auto local = ranks.Of(Range(layout.num_ranks));
-      for (std::size_t chunk = work.num_chunks(layout.num_ranks); chunk-- > 0;) {
-        work.Run(chunk, local.buffers());
-      }
-      ranks.Check(context, Text(layout));
-    });
+    const std::size_t p = layout.num_ranks;
+    for (const std::vector<std::size_t>& arrivals : Arrivals(p, layout.rows > 100 ? 1 : 6)) {
+      WithRanks(layout, [&](auto ranks) {
+        const MatmulWork work(layout);
+        const auto all = ranks.Of(Range(p));
+        auto local = all;
+        std::fill(local.operands.begin(), local.operands.end(), nullptr);
+        std::fill(local.results.begin(), local.results.end(), nullptr);
+        std::vector<std::atomic<int>> counters(work.num_counters(p));
+        Buffers buffers = local.buffers();
+        buffers.arrivals = arrivals.data();
+        buffers.counters = counters.data();
+        std::size_t chunk = 0;
+        for (std::size_t count = 1; count <= p; ++count) {
+          const std::size_t rank = arrivals[count - 1];
+          local.operands[rank] = all.operands[rank];
+          local.operands[p + rank] = all.operands[p + rank];
+          local.results[rank] = all.results[rank];
+          for (; chunk < work.num_ready(arrivals.data(), count, p); ++chunk) {
+            work.Run(chunk, buffers);
+          }
+        }
+        context.Expect(chunk == work.num_chunks(p), Text(layout) + ": all chunks are ready");
+        ranks.Check(context, Text(layout));
+      });
+    }
   }
 }
 
@@ -300,20 +332,28 @@ void CountingGemm(const char* transa, const char* transb, const int* m, const in
   num_products.fetch_add(1);
 }
 
+MatmulLayout Small(MatmulKind kind) {
+  return {.kind = kind,
+          .dtype = DType::kF32,
+          .num_ranks = 3,
+          .batch = 1,
+          .rows = 6,
+          .inner = 5,
+          .columns = 4,
+          .x_is_transposed = false,
+          .w_is_transposed = false};
+}
+
+Op OpOf(const MatmulLayout& layout) {
+  return {.name = "matmul",
+          .make = [layout] { return std::make_unique<MatmulWork>(layout); },
+          .dtypes = {DType::kF32, DType::kF32}};
+}
+
 /// The last rank comes only when all other blocks are multiplied, which would never be otherwise.
 void BlocksAreMultipliedAsTheyCome(Context& context) {
-  const MatmulLayout layout{.kind = MatmulKind::kGatherRows,
-                            .dtype = DType::kF32,
-                            .num_ranks = 3,
-                            .batch = 1,
-                            .rows = 6,
-                            .inner = 5,
-                            .columns = 4,
-                            .x_is_transposed = false,
-                            .w_is_transposed = false};
-  const Op op{.name = "all_gather_matmul",
-              .make = [&] { return std::make_unique<MatmulWork>(layout); },
-              .dtypes = {DType::kF32, DType::kF32}};
+  const MatmulLayout layout = Small(MatmulKind::kGatherRows);
+  const Op op = OpOf(layout);
   Host host(3);
   const SharedSite site(host, 1, OneGroup(3), {0, 1, 2}, op.make);
   const CallData data(op, 3, 1);
@@ -331,6 +371,75 @@ void BlocksAreMultipliedAsTheyCome(Context& context) {
   SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
 }
 
+/// As many products between other ranks as can be are made before one of them comes; of sums, those
+/// up to its own term.
+void ProductsAreMadeBeforeALateRankComes(Context& context) {
+  constexpr std::size_t p = 3;
+  SetBlas({.sgemm = &CountingGemm, .dgemm = &Gemm<double>});
+  for (const MatmulKind kind : {MatmulKind::kGatherRows, MatmulKind::kGatherInner,
+                                MatmulKind::kScatterRows, MatmulKind::kScatterColumns}) {
+    const MatmulLayout layout = Small(kind);
+    const Site site = MakeSite(1, OneGroup(p), std::make_unique<MatmulWork>(layout));
+    for (std::size_t late = 0; late < p; ++late) {
+      const int want = static_cast<int>(kind == MatmulKind::kGatherRows ? 4 : 2 * late);
+      const std::int64_t run = FreshRuns();
+      Ranks<float> ranks(layout);
+      const auto all = ranks.Of(Range(p));
+      num_products = 0;
+      std::atomic<int> before{-1};
+      RunRanks(context, p, [&](std::size_t rank) -> Program {
+        if (rank == late) {
+          const std::int64_t until_ns = NowNs() + 20'000'000'000;
+          while (num_products < want && NowNs() < until_ns) {
+            std::this_thread::yield();
+          }
+          before = num_products.load();
+        }
+        const void* const operands[] = {all.operands[rank], all.operands[p + rank]};
+        void* const results[] = {all.results[rank]};
+        const CallResult result = co_await Call(*site, rank, run, operands, results);
+        Check(result.ok, "the call succeeds");
+      });
+      const std::string what = Text(layout) + ", rank " + std::to_string(late) + " late: ";
+      context.Expect(before == want, what + std::to_string(before) + " products before it");
+      context.Expect(num_products == p * p, what + "each product is made once");
+      ranks.Check(context, what);
+    }
+  }
+  SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
+}
+
+std::atomic<const float*> slow_result{nullptr};
+
+void SlowGemm(const char* transa, const char* transb, const int* m, const int* n, const int* k,
+              const float* alpha, const float* a, const int* lda, const float* b, const int* ldb,
+              const float* beta, float* c, const int* ldc) {
+  if (c == slow_result && *beta == 0) {
+    SleepMs(50);
+  }
+  Gemm<float>(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+/// Also where another thread would be faster with the second term than one is with the first.
+void TermsAreAddedInOrder(Context& context) {
+  constexpr std::size_t p = 3;
+  SetBlas({.sgemm = &SlowGemm, .dgemm = &Gemm<double>});
+  const MatmulLayout layout = Small(MatmulKind::kScatterRows);
+  const Site site = MakeSite(1, OneGroup(p), std::make_unique<MatmulWork>(layout));
+  Ranks<float> ranks(layout);
+  const auto all = ranks.Of(Range(p));
+  slow_result = static_cast<const float*>(all.results[0]);
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, p, [&](std::size_t rank) -> Program {
+    const void* const operands[] = {all.operands[rank], all.operands[p + rank]};
+    void* const results[] = {all.results[rank]};
+    const CallResult result = co_await Call(*site, rank, run, operands, results);
+    Check(result.ok, "the call succeeds");
+  });
+  ranks.Check(context, Text(layout));
+  SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
+}
+
 void ABlasTakesOneThread(Context& context) {
   SetBlas({.sgemm = &NoticingGemm,
            .dgemm = &Gemm<double>,
@@ -340,7 +449,13 @@ void ABlasTakesOneThread(Context& context) {
   context.Expect(layout.dtype == DType::kF32, "the layout is one of float32");
   Ranks<float> ranks(layout);
   const auto local = ranks.Of(Range(layout.num_ranks));
-  MatmulWork(layout).Run(0, local.buffers());
+  const MatmulWork work(layout);
+  const std::vector<std::size_t> arrivals = Range(layout.num_ranks);
+  std::vector<std::atomic<int>> counters(work.num_counters(layout.num_ranks));
+  Buffers buffers = local.buffers();
+  buffers.arrivals = arrivals.data();
+  buffers.counters = counters.data();
+  work.Run(0, buffers);
   context.Expect(most_threads_within == 1, "one thread within");
   context.Expect(threads == 7, "as many as before after it");
   SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
@@ -356,6 +471,8 @@ int main(int argc, char** argv) {
   return RunTests({{"InOneProcess", InOneProcess},
                    {"AcrossProcesses", AcrossProcesses},
                    {"BlocksAreMultipliedAsTheyCome", BlocksAreMultipliedAsTheyCome},
+                   {"ProductsAreMadeBeforeALateRankComes", ProductsAreMadeBeforeALateRankComes},
+                   {"TermsAreAddedInOrder", TermsAreAddedInOrder},
                    {"ABlasTakesOneThread", ABlasTakesOneThread}},
                   argc, argv);
 }

@@ -220,6 +220,53 @@ void EveryChunkRunsOnce(Context& context) {
   }
 }
 
+/// Ranks take chunks as they come, alone and with runners' help.
+void EveryEarlyChunkRunsOnce(Context& context) {
+  for (const std::size_t bytes : Sizes{0, std::size_t{1} << 20}) {
+    for (const std::size_t p : kNumRanks) {
+      const Site site = MakeSite(1, OneGroup(p), std::make_unique<EarlyStampWork>(p, bytes));
+      const std::int64_t run = FreshRuns();
+      RunRanks(context, p, [&](std::size_t rank) -> Program {
+        Stamped stamped(1, p);
+        for (std::int64_t i = 0; i < 600; ++i) {
+          stamped.Verify(co_await stamped.Begin(*site, rank, rank, run, i));
+        }
+      });
+    }
+  }
+}
+
+/// Also those whose ranks came when there was a rank at work for each core.
+void ChunksRunBeforeTheLastRankComes(Context& context) {
+  constexpr std::size_t p = 5;
+  for (std::size_t late = 0; late < p; ++late) {
+    std::atomic<std::size_t> num_run{0};
+    auto work = std::make_unique<EarlyStampWork>(p);
+    work->in_chunk = [&](const Stamp& source, std::size_t target) {
+      SleepMs(1);
+      if (source.rank != late && target != late) {
+        num_run.fetch_add(1);
+      }
+    };
+    const Site site = MakeSite(1, OneGroup(p), std::move(work));
+    const std::int64_t run = FreshRuns();
+    std::size_t before = 0;
+    RunRanks(context, p, [&](std::size_t rank) -> Program {
+      if (rank == late) {
+        const std::int64_t until_ns = NowNs() + 20'000'000'000;
+        while (num_run.load() < (p - 1) * (p - 1) && NowNs() < until_ns) {
+          SleepMs(1);
+        }
+        before = num_run.load();
+      }
+      Stamped stamped(1, p);
+      stamped.Verify(co_await stamped.Begin(*site, rank, rank, run, 0));
+    });
+    context.Expect(before == (p - 1) * (p - 1),
+                   std::to_string(before) + " chunks before rank " + std::to_string(late));
+  }
+}
+
 /// While it lives, every core has something better to do than to run a thread of SCHED_IDLE.
 class BusyCores {
  public:
@@ -343,6 +390,8 @@ int main(int argc, char** argv) {
                    {"StrangersAreTurnedAway", StrangersAreTurnedAway},
                    {"HelpersFinishBeforeAnybodyGoesOn", HelpersFinishBeforeAnybodyGoesOn},
                    {"EveryChunkRunsOnce", EveryChunkRunsOnce},
+                   {"EveryEarlyChunkRunsOnce", EveryEarlyChunkRunsOnce},
+                   {"ChunksRunBeforeTheLastRankComes", ChunksRunBeforeTheLastRankComes},
                    {"TheLastRankMayLeaveLate", TheLastRankMayLeaveLate},
                    {"ASiteEndsWithItsProgram", ASiteEndsWithItsProgram},
                    {"OverlappingExecutionsAreRefused", OverlappingExecutionsAreRefused},

@@ -105,8 +105,8 @@ MUTANTS = [
     Mutant(
         "a call whose run has failed gives way to the next run",
         "csrc/host/meeting.cc",
-        "    auto failure = Watchdog::Get().FailureOf(key_.run);\n",
-        "    std::shared_ptr<const Status> failure;\n",
+        "state_ == State::kOpen ? Watchdog::Get().FailureOf(key_.run) : nullptr;",
+        "std::shared_ptr<const Status>();",
         ("failing", "TheNextRunNeedNotWaitForALook"),
     ),
     # ---- Waiting: who resumes programs, and where ------------------------------------------------
@@ -148,8 +148,8 @@ MUTANTS = [
     Mutant(
         "nobody goes on before the helpers are done",
         "csrc/host/meeting.cc",
-        "  if (RunChunks()) {\n    entry.Set",
-        "  if (RunChunks() || true) {\n    entry.Set",
+        "    if (num_done_ != num_done_before) {",
+        "    if (true) {",
         ("meeting", "HelpersFinishBeforeAnybodyGoesOn"),
     ),
     Mutant(
@@ -162,16 +162,31 @@ MUTANTS = [
     Mutant(
         "a chunk is taken by one thread",
         "csrc/host/meeting.cc",
-        "next_chunk_.fetch_add(1, std::memory_order_acq_rel);",
-        "next_chunk_.load();\n    next_chunk_.store(chunk + 1);",
+        "while (!chunks_.compare_exchange_weak(chunks, chunks + 1, std::memory_order_acq_rel,\n"
+        "                                          std::memory_order_relaxed));",
+        "while (chunks_.store(chunks + 1), false);",
         ("meeting", "EveryChunkRunsOnce"),
     ),
     Mutant(
         "the last rank knows the end of its call, even where the next one is open already",
         "csrc/host/meeting.cc",
-        "  if (num_done_ != num_done_before) {",
-        "  if (state_ == State::kDone) {",
+        "    if (num_done_ != num_done_before) {",
+        "    if (state_ == State::kDone) {",
         ("meeting", "TheLastRankMayLeaveLate"),
+    ),
+    Mutant(
+        "chunks run as soon as the ranks that they need have come",
+        "csrc/host/meeting.cc",
+        "      AddReadyChunks();\n",
+        "      if (is_last) {\n        AddReadyChunks();\n      }\n",
+        ("meeting", "ChunksRunBeforeTheLastRankComes"),
+    ),
+    Mutant(
+        "a rank that leaves looks for what came while it was at work",
+        "csrc/host/meeting.cc",
+        "      if (AreChunksReady()) {",
+        "      if (false) {",
+        ("meeting", "ChunksRunBeforeTheLastRankComes"),
     ),
     # ---- Failing ---------------------------------------------------------------------------------
     Mutant(
@@ -203,9 +218,30 @@ MUTANTS = [
         ("failing", "OnlyTheOpenCallThatWasLookedAtFails"),
     ),
     Mutant(
+        "ranks get their error when the chunks that run have ended",
+        "csrc/host/meeting.cc",
+        "std::memory_order_acq_rel) != others) {",
+        "std::memory_order_acq_rel) > num_chunks_) {",
+        ("failing", "AnEarlyStartFailsWhenItsChunksHaveEnded"),
+    ),
+    Mutant(
+        "no chunk of a failed call is begun",
+        "csrc/host/meeting.cc",
+        "chunks_.exchange(0, std::memory_order_acq_rel) & kNextChunk;",
+        "chunks_.load() & kNextChunk;",
+        ("failing", "AnEarlyStartFailsWhenItsChunksHaveEnded"),
+    ),
+    Mutant(
+        "the next call waits for the chunks of a failed one",
+        "csrc/host/meeting.cc",
+        "      ended_.wait(lock, [this] { return state_ != State::kFailing; });\n",
+        "      EndFailedCall();\n",
+        ("failing", "AnEarlyStartFailsWhenItsChunksHaveEnded"),
+    ),
+    Mutant(
         "a late rank is turned away and touches nothing",
         "csrc/host/meeting.cc",
-        "    if (state_ == State::kFailed) {\n      return",
+        "    if (state_ == State::kFailed || state_ == State::kFailing) {\n      return",
         "    if (false) {\n      return",
         ("failing", "ALateRankIsTurnedAwayByTheMeetingItself"),
     ),
@@ -336,6 +372,27 @@ MUTANTS = [
         "peer.rounds_taken <= round && peer",
         "peer",
         ("matmul", "BlocksAreMultipliedAsTheyCome"),
+    ),
+    Mutant(
+        "a term of a sum needs all before it",
+        "csrc/matmul/matmul_work.cc",
+        "    while (count_ < kMaxRanks && came_.test(count_)) {\n      ++count_;\n    }\n",
+        "    ++count_;\n",
+        ("matmul", "ProductsAreMadeBeforeALateRankComes"),
+    ),
+    Mutant(
+        "terms of a sum are added one after the other",
+        "csrc/matmul/matmul_work.cc",
+        "    num_added.wait(done, std::memory_order_acquire);",
+        "    break;",
+        ("matmul", "TermsAreAddedInOrder"),
+    ),
+    Mutant(
+        "blocks of ranks in one process are multiplied as they come",
+        "csrc/matmul/matmul_work.h",
+        "[[nodiscard]] bool starts_early() const override { return true; }",
+        "[[nodiscard]] bool starts_early() const override { return false; }",
+        ("matmul", "ProductsAreMadeBeforeALateRankComes"),
     ),
     Mutant(
         "a BLAS takes one thread",

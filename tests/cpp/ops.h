@@ -3,11 +3,13 @@
 #pragma once
 
 #include <algorithm>   // std::copy, std::min, std::mismatch
+#include <atomic>      // std::atomic
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::uint8_t, std::uint64_t
 #include <cstring>     // std::memcpy
 #include <functional>  // std::function
 #include <memory>      // std::make_unique, std::unique_ptr
+#include <numeric>     // std::iota
 #include <random>      // std::mt19937_64
 #include <span>        // std::span
 #include <string>      // std::string, std::to_string
@@ -159,8 +161,11 @@ class CallData {
     for (Bytes& result : expected_) {
       to.push_back(result.data() + kGuard);
     }
+    std::vector<std::size_t> arrivals(num_ranks);
+    std::iota(arrivals.begin(), arrivals.end(), std::size_t{0});
+    std::vector<std::atomic<int>> counters(work_->num_counters(num_ranks));
     for (std::size_t chunk = 0; chunk < work_->num_chunks(num_ranks); ++chunk) {
-      work_->Run(chunk, {from.data(), to.data(), num_ranks});
+      work_->Run(chunk, {from.data(), to.data(), num_ranks, arrivals.data(), counters.data()});
     }
     operand_pointers_.resize(num_ranks);
     result_pointers_.resize(num_ranks);

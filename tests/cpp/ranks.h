@@ -342,6 +342,58 @@ class StampWork final : public Work {
   std::size_t bytes_;
 };
 
+/// The same for work that starts early: into slot s of every rank's result goes the hash of rank
+/// s, as soon as both are there. To be verified as of one rank, with a chunk for each.
+class EarlyStampWork final : public Work {
+ public:
+  explicit EarlyStampWork(std::size_t num_ranks, std::size_t bytes = 0)
+      : num_ranks_(num_ranks), bytes_(bytes) {}
+
+  /// Called in every chunk, with the source's stamp.
+  std::function<void(const Stamp& source, std::size_t target)> in_chunk;
+
+  [[nodiscard]] std::size_t num_operands() const override { return 1; }
+  [[nodiscard]] std::size_t num_results() const override { return 1; }
+  [[nodiscard]] std::size_t operand_bytes(std::size_t) const override { return sizeof(Stamp); }
+  [[nodiscard]] std::size_t result_bytes(std::size_t) const override {
+    return num_ranks_ * sizeof(std::uint64_t);
+  }
+  [[nodiscard]] std::size_t num_chunks(std::size_t num_ranks) const override {
+    return num_ranks * num_ranks;
+  }
+  [[nodiscard]] std::size_t bytes_moved(std::size_t) const override { return bytes_; }
+  [[nodiscard]] bool starts_early() const override { return true; }
+  [[nodiscard]] std::size_t num_ready(const std::size_t*, std::size_t count,
+                                      std::size_t) const override {
+    return count * count;
+  }
+
+  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership&,
+                                                       const RouteOptions&) const override {
+    return nullptr;  // its ranks are in one process
+  }
+
+  void Run(std::size_t chunk, const Buffers& buffers) const override {
+    std::size_t last = 0;
+    while ((last + 1) * (last + 1) <= chunk) {
+      ++last;
+    }
+    const std::size_t at = chunk - last * last;
+    const std::size_t source = buffers.arrivals[at < last ? at : last];
+    const std::size_t target = buffers.arrivals[at < last ? last : at - last];
+    const Stamp& stamp = *static_cast<const Stamp*>(buffers.operands[source]);
+    Check(stamp.rank == source, "a rank's buffer stands in another's place");
+    if (in_chunk) {
+      in_chunk(stamp, target);
+    }
+    static_cast<std::uint64_t*>(buffers.results[target])[source] += stamp.Hash();
+  }
+
+ private:
+  std::size_t num_ranks_;
+  std::size_t bytes_;
+};
+
 /// A rank's buffers for calls of a StampWork, checked after each call.
 class Stamped {
  public:

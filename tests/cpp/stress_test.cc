@@ -8,7 +8,7 @@
 #include <cstdint>  // std::int64_t, std::uint64_t
 #include <cstdio>   // std::printf
 #include <cstdlib>  // std::getenv, std::strtod
-#include <memory>   // std::make_unique, std::shared_ptr
+#include <memory>   // std::make_unique, std::shared_ptr, std::unique_ptr
 #include <random>   // std::mt19937_64
 #include <string>   // std::to_string
 #include <thread>   // std::this_thread
@@ -39,6 +39,7 @@ struct DrawnSite {
   std::vector<std::size_t> group;  // by logical id
   std::vector<std::size_t> rank;
   std::size_t num_chunks;
+  bool is_early;  // an EarlyStampWork
 };
 
 DrawnSite DrawSite(Random& random, std::size_t num_devices, std::uint64_t id) {
@@ -65,12 +66,18 @@ DrawnSite DrawSite(Random& random, std::size_t num_devices, std::uint64_t id) {
     drawn.rank[static_cast<std::size_t>(ids[i])] = i % drawn.group_size;
   }
   const bool helped = Below(random, 3) == 0;
+  const std::size_t bytes = helped ? std::size_t{1} << 20 : 0;
   drawn.num_chunks = helped ? 2 + Below(random, 6) : 1;
-  drawn.site = std::shared_ptr<CallSite>(
-      MakeSite(id, std::move(groups),
-               std::make_unique<StampWork>(drawn.num_chunks, helped ? std::size_t{1} << 20 : 0))
-          .release(),
-      Release());
+  drawn.is_early = Below(random, 3) == 0;
+  std::unique_ptr<const Work> work;
+  if (drawn.is_early) {
+    drawn.num_chunks = drawn.group_size;
+    work = std::make_unique<EarlyStampWork>(drawn.group_size, bytes);
+  } else {
+    work = std::make_unique<StampWork>(drawn.num_chunks, bytes);
+  }
+  drawn.site = std::shared_ptr<CallSite>(MakeSite(id, std::move(groups), std::move(work)).release(),
+                                         Release());
   return drawn;
 }
 
@@ -102,7 +109,7 @@ Program RunPart(const Part& part, std::size_t device, std::int64_t run, std::uin
       const DrawnSite& drawn = part.sites[s];
       for (std::int64_t i = 0; i < part.times[s]; ++i) {
         Delay(random);
-        stamped = Stamped(drawn.group_size, drawn.num_chunks);
+        stamped = Stamped(drawn.is_early ? 1 : drawn.group_size, drawn.num_chunks);
         // The stamp's iteration also says which group it is.
         const std::int64_t at = (turn * part.times[s] + i) * 16;
         const CallResult result =
