@@ -23,7 +23,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 
-from jaxcoll import _compat, _engine, _native
+from jaxcoll import _compat, _crossovers, _engine, _native
 from jaxcoll._lowering import Call, Request, lower, spans_processes
 from jaxcoll._types import DTYPES, AxisName, Backend
 from jaxcoll.collectives import _matmul_ring
@@ -34,9 +34,8 @@ from jaxcoll.collectives.reduce_scatter import reduce_scatter
 ROWS, INNER, COLUMNS = -2, -1, -1  # gather_axis and scatter_axis
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _MAX_SIZE = 2**31 - 1  # the BLAS counts with 32 bits
-# From so many multiplications of all ranks, or such a w, on, XLA's matmul gains more than the step
-# that one call saves: measured on 2 cores of Intel Xeon, within a process and across processes.
-_MOST_PRODUCTS, _MOST_PRODUCTS_ACROSS = 2**24, 2**27
+# From such a w on, XLA's matmul gains more than the step that one call saves, whatever x is: on 2
+# cores of Intel Xeon.
 _LARGEST_W = 2**18
 
 
@@ -330,7 +329,8 @@ def _slower(
     across = spans_processes(ctx, groups)
     if across and _engine.has_spare_cores():
         return "a process has more cores than devices, and XLA's matmul takes them all"
-    most = _MOST_PRODUCTS_ACROSS if across else _MOST_PRODUCTS
+    within = "several processes" if across else "one process"
+    most = _crossovers.one_call_to_products(primitive.name, p, within)
     of_rank = of_x.size * of_w.shape[1] * (p if primitive is gather_p else 1)
     if p * of_rank > most or of_w.size > _LARGEST_W:
         return "XLA's matmul is faster from this size on"

@@ -25,7 +25,7 @@ PYTHON_LAYERS = (
     },
     {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher"},
     {"_agreement"},
-    {"_timing", "_chains", "_bench", "_launched"},
+    {"_timing", "_chains", "_bench", "_bench_matmul", "_launched"},
     {"parallel"},
     {"nn", "nnx"},
     {"models", "cli"},
