@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "a meeting that is done is opened anew, also for run 0",
         "csrc/host/meeting.cc",
-        "if ((state_ == State::kDone || !(key_ == key)) && !Open(key, now_ns)) {",
-        "if (!(key_ == key) && !Open(key, now_ns)) {",
+        "if ((state_ == State::kDone || !(key_ == key)) && !Open(key, now_ns, lock)) {",
+        "if (!(key_ == key) && !Open(key, now_ns, lock)) {",
         ("failing", "RunZeroHasADeadline"),
     ),
     Mutant(
