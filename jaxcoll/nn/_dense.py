@@ -94,7 +94,9 @@ class Dense:
         return dense(x, kernel, bias, axis_name, self.mode, overlap=self.overlap)
 
 
-def tp_dense(call: str, axis_name: str, mesh: Mesh | None, tp_mode: Any, *, overlap: bool) -> Dense:
+def tp_dense(
+    call: str, axis_name: str | None, mesh: Mesh | None, tp_mode: Any, *, overlap: bool
+) -> Dense:
     """Returns the core of `TPDense` and `TPAsyncDense`."""
     if tp_mode not in _TP_MODES:
         raise ValueError(one_of(call, "tp_mode", tp_mode, _TP_MODES))

@@ -21,7 +21,7 @@ class _SplitDense(nn.Module):
     _: dataclasses.KW_ONLY
     kernel_init: Any = nn.initializers.lecun_normal()
     mesh: Mesh | None = None
-    axis_name: Any = "tensor"
+    axis_name: str | None = "tensor"
     use_bias: bool = True
     bias_init: Any = nn.initializers.zeros_init()
     dtype: Any = None

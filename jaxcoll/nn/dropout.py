@@ -1,7 +1,6 @@
 """Dropout for Flax linen on activations that are split over the ranks of an axis."""
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -27,7 +26,7 @@ class TPDropout(nn.Module):
 
     rate: float
     _: dataclasses.KW_ONLY
-    axis_name: Any = "tensor"
+    axis_name: str | None = "tensor"
 
     @nn.compact
     def __call__(self, x: jax.Array, *, deterministic: bool = True) -> jax.Array:

@@ -46,7 +46,7 @@ class VocabParallelEmbed(nn.Module):
     _: dataclasses.KW_ONLY
     embedding_init: Any = nn.linear.default_embed_init
     mesh: Mesh | None = None
-    axis_name: Any = "tensor"
+    axis_name: str | None = "tensor"
     sequence_parallel: bool = False
     overlap: bool = False
     dtype: Any = None

@@ -54,7 +54,7 @@ class TPMLP(nn.Module):
     kernel_init: Any = nn.initializers.lecun_normal()
     out_kernel_init: Any = None
     mesh: Mesh | None = None
-    axis_name: Any = "tensor"
+    axis_name: str | None = "tensor"
     sequence_parallel: bool = False
     overlap: bool = False
     dtype: Any = None

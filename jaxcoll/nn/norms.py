@@ -39,7 +39,7 @@ class TPRMSNorm(nn.Module):
     """
 
     _: dataclasses.KW_ONLY
-    axis_name: Any = "tensor"
+    axis_name: str | None = "tensor"
     split: Literal["sequence", "features"] = "sequence"
     epsilon: float = 1e-6
     use_scale: bool = True
