@@ -303,7 +303,7 @@ void AcrossProcesses(Context& context) {
                 }
                 for (std::size_t other = num_processes; other-- > 0;) {
                   if (other != i && route.takes_one_by_one()) {
-                    route.Take(round, other, local.buffers(), processes);
+                    context.Expect(route.Take(round, other, local.buffers(), processes), "it took");
                   }
                 }
               }
@@ -374,7 +374,7 @@ void BlocksAreMultipliedAsTheyCome(Context& context) {
 /// As many products between other ranks as can be are made before one of them comes; of sums, those
 /// up to its own term.
 void ProductsAreMadeBeforeALateRankComes(Context& context) {
-  constexpr std::size_t p = 3;
+  const std::size_t p = 3;
   SetBlas({.sgemm = &CountingGemm, .dgemm = &Gemm<double>});
   for (const MatmulKind kind : {MatmulKind::kGatherRows, MatmulKind::kGatherInner,
                                 MatmulKind::kScatterRows, MatmulKind::kScatterColumns}) {
@@ -422,7 +422,7 @@ void SlowGemm(const char* transa, const char* transb, const int* m, const int* n
 
 /// Also where another thread would be faster with the second term than one is with the first.
 void TermsAreAddedInOrder(Context& context) {
-  constexpr std::size_t p = 3;
+  const std::size_t p = 3;
   SetBlas({.sgemm = &SlowGemm, .dgemm = &Gemm<double>});
   const MatmulLayout layout = Small(MatmulKind::kScatterRows);
   const Site site = MakeSite(1, OneGroup(p), std::make_unique<MatmulWork>(layout));
