@@ -3,7 +3,7 @@
     python examples/train_lm.py           # three to four minutes on two cores
     python examples/train_lm.py --help
     python examples/train_lm.py --mesh data=2,tensor=2 --async-tp
-    jaxcoll run -n 2 --devices-per-process 4 examples/train_lm.py
+    jaxcoll run -n 2 --devices-per-process 4 examples/train_lm.py --mesh data=4,tensor=2
 
 It needs `pip install 'jaxcoll[demo]'`. The part to copy is `make_train_step`: one `jax.shard_map`
 whose gradients go through one `jaxcoll.all_reduce`; with a tensor axis, the model's layers

@@ -33,13 +33,14 @@ def norm(params: Any, x: Any, *, layer: bool) -> Any:
     return y + params["bias"] if "bias" in params else y
 
 
-def attention(params: Any, x: Any, *, num_kv_heads: int, width: int) -> Any:
-    """Causal attention; the features of `qkv` are those of one key-value head after another."""
+def attention(params: Any, x: Any, *, num_kv_heads: int, width: int, seen: Any = None) -> Any:
+    """Attention, causal without a mask; `qkv` has one key-value head after another."""
     batch, length, _ = x.shape
     qkv = dense(params["qkv"], x).reshape(batch, length, num_kv_heads, -1, width)
     query, key, value = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
     scores = jnp.einsum("bqgrk,bsgk->bgrqs", query, key) / width**0.5
-    scores = jnp.where(np.tril(np.ones((length, length), bool)), scores, -jnp.inf)
+    causal = np.tril(np.ones((length, length), bool))
+    scores = jnp.where(causal if seen is None else seen[:, :, None], scores, -jnp.inf)
     mixed = jnp.einsum("bgrqs,bsgk->bqgrk", jax.nn.softmax(scores), value)
     return dense(params["out"], mixed.reshape(batch, length, -1))
 

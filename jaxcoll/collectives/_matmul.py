@@ -309,10 +309,12 @@ def _lower(
 
 def _overlaps(ctx: mlir.LoweringRuleContext, axes: tuple[str, ...]) -> bool:
     """Tells whether lax's communication can run beside computation: not where devices share it."""
+    groups = _compat.replica_groups(ctx, axes, None)
+    if groups is None or any(group != sorted(group) for group in groups):
+        return False  # lax.ppermute has no meaning for axes that are not in the mesh's order
     if tuple(ctx.module_context.platforms) != ("cpu",):
         return True
-    groups = _compat.replica_groups(ctx, axes, None)
-    return groups is not None and len(groups[0]) > 1 and spans_processes(ctx, groups)
+    return len(groups[0]) > 1 and spans_processes(ctx, groups)
 
 
 def _reduction(primitive: Primitive, axis: int) -> str | None:

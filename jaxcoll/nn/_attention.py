@@ -64,6 +64,10 @@ class Heads:
                 f"{self.place.call}: num_kv_heads: {self.num_kv_heads} key-value heads can't be "
                 f"shared evenly by {self.num_heads} heads (num_heads)."
             )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"{self.place.call}: dropout: expected a share in [0, 1), got {self.dropout}."
+            )
         self.place.check_divides("num_kv_heads", self.num_kv_heads)
 
     @property
@@ -78,7 +82,20 @@ class Heads:
 
     def __call__(self, qkv: jax.Array, mask: jax.Array | None, key: jax.Array | None) -> jax.Array:
         """Returns what the heads make of `(b, s, features)`: `(b, s, heads * width)`."""
+        if qkv.ndim != 3:
+            raise ValueError(
+                f"{self.place.call}: x: expected (b, s, d), got {qkv.ndim} dimensions."
+            )
         batch, length, features = qkv.shape
+        if mask is not None and (
+            mask.dtype != bool
+            or mask.shape not in ((1, 1, length, length), (batch, 1, length, length))
+        ):
+            raise ValueError(
+                f"{self.place.call}: mask: expected bool of shape ({batch} or 1, 1, {length}, "
+                f"{length}), got {mask.dtype} of {mask.shape}. A mask can't differ between heads, "
+                "of which each rank has others."
+            )
         ratio = self.num_heads // self.num_kv_heads
         qkv = qkv.reshape(batch, length, -1, ratio + 2, self.head_width)
         query = qkv[..., :ratio, :].reshape(batch, length, -1, self.head_width)
@@ -99,12 +116,15 @@ class Heads:
         """Attention with dropout of its weights, or in float64: `jax.nn`'s has neither."""
         batch, length, num_heads, width = query.shape
         query = query.reshape(batch, length, keys.shape[2], -1, width)
-        scores = jnp.einsum("bqgrk,bsgk->bgrqs", query, keys) / width**0.5
-        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+        wide = jnp.promote_types(query.dtype, jnp.float32)
+        scores = jnp.einsum("bqgrk,bsgk->bgrqs", query, keys, preferred_element_type=wide)
+        scores /= width**0.5
         seen = jnp.ones((1, 1, length, keys.shape[1]), bool) if mask is None else mask
         if self.is_causal:
             seen &= jnp.tril(jnp.ones(seen.shape[-2:], bool))
-        weights = jax.nn.softmax(jnp.where(seen[:, :, None], scores, -jnp.inf))
+        # Finite, as in jax.nn's: a row may see nothing.
+        least = -0.7 * jnp.finfo(scores.dtype).max
+        weights = jax.nn.softmax(jnp.where(seen[:, :, None], scores, least))
         if key is not None:
             kept = jax.random.bernoulli(key, 1 - self.dropout, weights.shape)
             weights = jnp.where(kept, weights / (1 - self.dropout), 0)

@@ -70,6 +70,11 @@ class Dense:
         self, x: jax.Array, kernel: jax.Array, bias: jax.Array | None, dtype: Any
     ) -> jax.Array:
         """Returns the layer's output, in `dtype` or that of input and weight."""
+        if self.sequence_parallel and x.ndim < 2:
+            raise ValueError(
+                f"{self.place.call}: x: expected (..., s, in), with a sequence to split, got shape "
+                f"{x.shape}."
+            )
         has_whole_sequence = self.mode == "row" or not self.place.is_mapped
         if self.sequence_parallel and has_whole_sequence:
             self.place.check_divides("the input's sequence", x.shape[-2])

@@ -45,7 +45,7 @@ class Embed:
         if not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise TypeError(f"{self.call}: tokens: expected integers, got {tokens.dtype}.")
         if self.sequence_parallel:
-            self.place.check_divides("the sequence", tokens.shape[-1])
+            self.place.check_divides("the sequence", _length(self.call, "tokens", tokens, -1))
         (table,) = promote_dtype(table, dtype=dtype, inexact=False)
         return self.place.run(
             ft.partial(embed, sequence_parallel=self.sequence_parallel),
@@ -56,6 +56,10 @@ class Embed:
 
     def attend(self, x: jax.Array, table: jax.Array, dtype: Any) -> jax.Array:
         """Returns the logits."""
+        if self.sequence_parallel:
+            length = _length(self.call, "x", x, -2)
+            if not self.place.is_mapped:
+                self.place.check_divides("the sequence", length)
         x, table = promote_dtype(x, table, dtype=dtype)
 
         def logits(x: Any, table: Any, axis_name: Any) -> jax.Array:
@@ -69,3 +73,9 @@ class Embed:
             )
 
         return self.place.run(logits, [(x, self._split)], [(table, self.spec)], (x.ndim, -1))
+
+
+def _length(call: str, what: str, x: jax.Array, dimension: int) -> int:
+    if x.ndim < -dimension:
+        raise ValueError(f"{call}: {what}: expected a sequence to split, got shape {x.shape}.")
+    return x.shape[dimension]

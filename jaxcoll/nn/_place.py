@@ -94,7 +94,7 @@ class Place:
             return f(*arrays, *given, self.axis_name)
         assert self.mesh is not None  # num_ranks has checked
         ends = [(x.ndim, split) for x, split in inputs]
-        batch_axes = self._batch_axes(arrays[0].shape[0], [*ends, result])
+        batch_axes = self._batch_axes(arrays[0].shape, [*ends, result])
 
         def spec(ndim: int, split: int | None) -> P:
             names: list[Any] = [None] * ndim
@@ -120,10 +120,12 @@ class Place:
         )
         return mapped(*arrays, *given)
 
-    def _batch_axes(self, batch: int, ends: Sequence[tuple[int, int | None]]) -> tuple[str, ...]:
+    def _batch_axes(
+        self, shape: tuple[int, ...], ends: Sequence[tuple[int, int | None]]
+    ) -> tuple[str, ...]:
         """Returns the mesh's other axes, if the first dimension of all can be split over them."""
         assert self.mesh is not None
         others = tuple(axis for axis in self.mesh.axis_names if axis != self.axis_name)
         is_free = all(ndim > (1 if split is None else -split) for ndim, split in ends)
-        divides = batch % math.prod(self.mesh.shape[axis] for axis in others) == 0
-        return others if is_free and divides else ()
+        count = math.prod(self.mesh.shape[axis] for axis in others)
+        return others if is_free and shape[0] % count == 0 else ()

@@ -17,6 +17,9 @@ class TPRMSNorm(nn.Module):
     Inside a map over `axis_name` it takes and returns this rank's part; on global arrays, and where
     nothing is split, it is `flax.linen.RMSNorm`, whose parameters it has.
 
+    Under `check_vma=False` it takes its input for split, since nobody knows: for activations that
+    all ranks have alike, take Flax's own norm there.
+
     Attributes:
         axis_name: the axis, or None for a single device.
         split: `"sequence"`: positions are split, and the gradients of the parameters are summed

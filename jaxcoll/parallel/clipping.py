@@ -36,14 +36,15 @@ def global_norm(tree: Any) -> jax.Array:
     """
     if _compat.bound_axes() and not _compat.tracks_varying_axes():
         raise ValueError(
-            "global_norm: which leaves are split over the axes of this map can't be known with "
-            "check_vma=False. Remove it from jax.shard_map."
+            "global_norm: which leaves are split over the axes of this map can't be known without "
+            "typed axes (jax.shard_map with check_vma=True, its default). Where none is split, use "
+            "optax.global_norm or optax.clip_by_global_norm."
         )
-    return whole_norm(tree)
+    return jaxcoll_whole_norm(tree)
 
 
 @jax.jit
-def whole_norm(tree: Any) -> jax.Array:
+def jaxcoll_whole_norm(tree: Any) -> jax.Array:
     """`global_norm`, under a name by which `zero` knows that it is right on parts."""
     sums: dict[tuple[str, ...], jax.Array] = {}
     for leaf in jax.tree.leaves(tree):
@@ -74,7 +75,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
         norm = global_norm(updates)
-        scale = jnp.where(norm > max_norm, max_norm / jnp.where(norm == 0, 1, norm), 1)
+        scale = jnp.where(norm <= max_norm, 1, max_norm / norm)  # NaN where the norm is
         return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from jaxcoll import _compat
 from jaxcoll.collectives.all_gather import all_gather
 from jaxcoll.collectives.all_gather_matmul import all_gather_matmul
 from jaxcoll.collectives.matmul_reduce_scatter import matmul_reduce_scatter
@@ -188,7 +189,7 @@ def norm(
     if axis_name is not None and split == "features":
         num_features *= lax.axis_size(axis_name)
         sums = copy_to(reduce_from(sums, axis_name), axis_name)
-    elif axis_name is not None:
+    elif axis_name is not None and _may_vary(x, axis_name):
         scale, bias = copy_to((scale, bias), axis_name)
     variance = sums[0] / num_features
     if subtracts_mean:
@@ -197,3 +198,9 @@ def norm(
     y = wide * lax.rsqrt(variance + epsilon)
     y = y if scale is None else y * scale
     return (y if bias is None else y + bias).astype(x.dtype)
+
+
+def _may_vary(x: jax.Array, axis_name: str) -> bool:
+    """Tells whether ranks may have other values; without types nobody knows."""
+    typed = _compat.tracks_varying_axes()
+    return not typed or axis_name in _compat.varying_axes(jax.typeof(x))

@@ -77,6 +77,28 @@ def test_a_sequence_that_can_not_be_shared(library: str, name: str):
             layer(X)
 
 
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_no_sequence(library: str):
+    mesh = mesh_of(tensor=4)
+    layer = jaxcoll.nnx.ColumnParallelDense(
+        12, 12, rngs=nnx.Rngs(0), mesh=mesh, sequence_parallel=True
+    )
+    if library == "linen":
+        linen = jaxcoll.ColumnParallelDense(12, mesh=mesh, sequence_parallel=True)
+        with pytest.raises(ValueError, match=r"x: expected \(..., s, in\), .* got shape \(12,\)"):
+            linen.init(jax.random.key(0), X[0, 0])
+    else:
+        with pytest.raises(ValueError, match=r"x: expected \(..., s, in\), .* got shape \(12,\)"):
+            layer(X[0, 0])
+    embed = jaxcoll.nnx.VocabParallelEmbed(
+        8, 12, rngs=nnx.Rngs(0), mesh=mesh, sequence_parallel=True
+    )
+    with pytest.raises(ValueError, match="tokens: expected a sequence to split"):
+        embed(np.zeros((), int))
+    with pytest.raises(ValueError, match="the sequence: 6 can't be split over the 4 ranks"):
+        embed.attend(X)
+
+
 def test_other_arguments():
     mesh = mesh_of(tensor=4)
     with pytest.raises(ValueError, match=r"TPRMSNorm: split: expected one of .* Did you mean"):

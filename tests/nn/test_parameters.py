@@ -71,8 +71,13 @@ def test_a_table_has_the_first_values_of_flax():
 
 @pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
 def test_both_libraries_split_alike(row: Layer):
+    """In arrays, and in what a model that was not made yet says of them."""
     mesh = mesh_of(tensor=2)
-    of_nnx = nnx.to_pure_dict(nnx.state(row.nnx(rngs=nnx.Rngs(0), mesh=mesh), nnx.Param))
+
+    def make() -> Any:
+        return row.nnx(rngs=nnx.Rngs(0), mesh=mesh)
+
+    of_nnx = nnx.to_pure_dict(nnx.state(make(), nnx.Param))
     options = {} if "Norm" in row.name else {"mesh": mesh}
     linen = row.linen(**options)
     boxed = jax.eval_shape(
@@ -81,7 +86,32 @@ def test_both_libraries_split_alike(row: Layer):
     specs = jax.tree.map(lambda spec: tuple(spec), nn.get_partition_spec(boxed))
     of_arrays = jax.tree.map(lambda leaf: tuple(leaf.sharding.spec), of_nnx)
     assert of_arrays == specs
+    said = nnx.get_partition_spec(nnx.state(nnx.eval_shape(make), nnx.Param))
+    assert jax.tree.map(tuple, nnx.to_pure_dict(said)) == specs
     assert jax.tree.map(np.shape, of_nnx) == jax.tree.map(np.shape, nn.unbox(boxed))
+
+
+def test_layers_made_under_vmap():
+    """Stacked, for nnx.scan: the new dimension is not split, those of a layer are."""
+    mesh, x = mesh_of(tensor=2), np.ones((4, WIDTH), np.float32)
+
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(axis_size=3)
+    def make(rngs: nnx.Rngs) -> Any:
+        return jaxcoll.nnx.RowParallelDense(WIDTH, WIDTH, rngs=rngs, mesh=mesh)
+
+    layers = make(nnx.Rngs(0))
+    assert layers.kernel[...].shape == (3, WIDTH, WIDTH)
+    assert tuple(layers.kernel[...].sharding.spec)[:2] == (None, "tensor")
+
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def forward(layer: Any, x: Any) -> Any:
+        return layer(x)
+
+    want = x
+    for kernel in np.asarray(layers.kernel[...]):
+        want = want @ kernel
+    np.testing.assert_allclose(nnx.jit(forward)(layers, x), want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_of_one_mesh_serves_all(tmp_path: Any):
