@@ -2,20 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from jaxcoll.nn._attention import Heads
-from jaxcoll.nn._place import Place
+from jaxcoll.nn._block import SplitBlock
 from jaxcoll.nn._random import key_of_rank
-from jaxcoll.nn.dense import ColumnParallelDense, RowParallelDense
 
 
-class TPAttention(nn.Module):
+class TPAttention(SplitBlock):
     """Self-attention of which each rank of an axis computes a part of the heads.
 
     With p ranks, `(b, s, d)`, the same on all, becomes `(b, s, d)`, the same on all; between them a
@@ -58,36 +54,16 @@ class TPAttention(nn.Module):
     is_causal: bool = False
     rotate: Callable[[jax.Array], jax.Array] | None = None
     dropout: float = 0.0
-    use_bias: bool = True
-    kernel_init: Any = nn.initializers.lecun_normal()
-    out_kernel_init: Any = None
-    mesh: Mesh | None = None
-    axis_name: str | None = "tensor"
-    sequence_parallel: bool = False
-    overlap: bool = False
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(
         self, x: jax.Array, mask: jax.Array | None = None, *, deterministic: bool = True
     ) -> jax.Array:
         """Returns `(b, s, d)`; `mask` is `(b or 1, 1, s, s)`, true where a position is seen."""
-        place = Place(type(self).__name__, self.axis_name, self.mesh)
+        place = self._place()
         heads = Heads.of(place, x.shape[-1], self)
-        options: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in (
-                *("use_bias", "mesh", "axis_name", "sequence_parallel", "overlap"),
-                *("dtype", "param_dtype"),
-            )
-        }
-        qkv = ColumnParallelDense(
-            heads.qkv_features, kernel_init=self.kernel_init, name="qkv", **options
-        )(x)
+        qkv = self._column(heads.qkv_features, "qkv")(x)
         key = None
         if self.dropout and not deterministic:
             key = key_of_rank(self.make_rng("dropout"), place.local_axis)
-        mixed = heads(qkv, mask, key)
-        kernel_init = self.out_kernel_init or self.kernel_init
-        return RowParallelDense(x.shape[-1], kernel_init=kernel_init, name="out", **options)(mixed)
+        return self._row(x.shape[-1], "out")(heads(qkv, mask, key))

@@ -12,7 +12,40 @@ from jaxcoll.nn._place import Place
 from jaxcoll.nnx._param import split_param
 
 
-class TPRMSNorm(nnx.Module):
+class _SplitNorm(nnx.Module):
+    """Makes and holds the parameters; what is computed is said by the core."""
+
+    def __init__(
+        self,
+        core: Norm,
+        num_features: int,
+        rngs: nnx.Rngs,
+        mesh: Mesh | None,
+        *,
+        scale_init: Any,
+        bias_init: Any,
+        dtype: Any,
+        param_dtype: Any,
+    ) -> None:
+        """Makes those parameters that have an initializer."""
+        place = Place(core.call, core.axis_name, mesh)
+        if core.split == "features":
+            place.check_divides("num_features", num_features)
+
+        def make(init: Any) -> nnx.Param | None:
+            shape = (num_features,)
+            return init and split_param(place, init, rngs, core.spec, shape, param_dtype)
+
+        self._core, self._dtype = core, dtype
+        self.scale, self.bias = make(scale_init), make(bias_init)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the normalized input."""
+        scale, bias = (None if p is None else p[...] for p in (self.scale, self.bias))
+        return self._core(x, scale, bias, self._dtype)
+
+
+class TPRMSNorm(_SplitNorm):
     """`jaxcoll.TPRMSNorm` for NNX. Source: there, with all that it says."""
 
     def __init__(
@@ -46,19 +79,19 @@ class TPRMSNorm(nnx.Module):
         Raises:
             ValueError: as `jaxcoll.TPRMSNorm`; features that are split and p does not divide.
         """
-        self._core = Norm(type(self).__name__, axis_name, split, False, epsilon)
-        self._dtype = dtype
-        place = _place(self._core, mesh, num_features)
-        shape = ((num_features,), param_dtype)
-        scale = split_param(place, scale_init, rngs, self._core.spec, *shape)
-        self.scale = scale if use_scale else None
+        super().__init__(
+            Norm(type(self).__name__, axis_name, split, False, epsilon),
+            num_features,
+            rngs,
+            mesh,
+            scale_init=scale_init if use_scale else None,
+            bias_init=None,
+            dtype=dtype,
+            param_dtype=param_dtype,
+        )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns the normalized input."""
-        return self._core(x, _value(self.scale), None, self._dtype)
 
-
-class TPLayerNorm(nnx.Module):
+class TPLayerNorm(_SplitNorm):
     """`jaxcoll.TPLayerNorm` for NNX. Source: there, with all that it says."""
 
     def __init__(
@@ -96,26 +129,13 @@ class TPLayerNorm(nnx.Module):
         Raises:
             ValueError: as `jaxcoll.TPLayerNorm`; features that are split and p does not divide.
         """
-        self._core = Norm(type(self).__name__, axis_name, split, True, epsilon)
-        self._dtype = dtype
-        place = _place(self._core, mesh, num_features)
-        shape = ((num_features,), param_dtype)
-        scale = split_param(place, scale_init, rngs, self._core.spec, *shape)
-        bias = split_param(place, bias_init, rngs, self._core.spec, *shape)
-        self.scale = scale if use_scale else None
-        self.bias = bias if use_bias else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns the normalized input."""
-        return self._core(x, _value(self.scale), _value(self.bias), self._dtype)
-
-
-def _place(core: Norm, mesh: Mesh | None, num_features: int) -> Place:
-    place = Place(core.call, core.axis_name, mesh)
-    if core.split == "features":
-        place.check_divides("num_features", num_features)
-    return place
-
-
-def _value(parameter: nnx.Param | None) -> Any:
-    return None if parameter is None else parameter[...]
+        super().__init__(
+            Norm(type(self).__name__, axis_name, split, True, epsilon),
+            num_features,
+            rngs,
+            mesh,
+            scale_init=scale_init if use_scale else None,
+            bias_init=bias_init if use_bias else None,
+            dtype=dtype,
+            param_dtype=param_dtype,
+        )
