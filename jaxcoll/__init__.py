@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         pipeline_parallel_train_step as pipeline_parallel_train_step,
     )
     from jaxcoll.parallel.placement import DevicePlacement as DevicePlacement
+    from jaxcoll.parallel.precision import MixedPrecisionPolicy as MixedPrecisionPolicy
     from jaxcoll.parallel.reshard import reshard as reshard
     from jaxcoll.parallel.state import TrainState as TrainState
     from jaxcoll.parallel.state import create_train_state as create_train_state
@@ -82,6 +83,7 @@ _HOMES = {
     "DevicePlacement": "jaxcoll.parallel.placement",
     "DistributedMetrics": "jaxcoll.parallel.metrics",
     "Info": "jaxcoll._info",
+    "MixedPrecisionPolicy": "jaxcoll.parallel.precision",
     "NativeUnavailableError": "jaxcoll._errors",
     "Report": "jaxcoll._explain",
     "RowParallelDense": "jaxcoll.nn.dense",

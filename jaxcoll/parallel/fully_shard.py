@@ -4,12 +4,22 @@ import dataclasses
 from typing import Any
 
 from jaxcoll._errors import one_of
+from jaxcoll.parallel.piecewise import Schedule
+from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.zero import Stage, Zero
 
 
 def fully_shard(
-    model: Any, axis_name: str = "data", *, stage: Stage = 3, min_weight_size: int = 1024
+    model: Any,
+    axis_name: str = "data",
+    *,
+    stage: Stage = 3,
+    min_weight_size: int = 1024,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    reshard_after_forward: bool = True,
+    prefetch: int = 1,
+    bucket_bytes: int = 2**22,
 ) -> PureModel:
     """Returns a model whose training state is split over the data-parallel ranks.
 
@@ -18,32 +28,65 @@ def fully_shard(
     and `out_specs=(state.specs, P())`. The trained parameters are those of the model itself.
 
     A parameter, and what the optimizer keeps of it, is split along its largest dimension that the
-    axis divides and that is not split already. Scalars and what can't be split stay whole.
+    axis divides and that is not split already; where there is none, along its largest one, with
+    zeros at the end of what is stored (`TrainState.unpadded`). Layers that the model scans over
+    (`jax.lax.scan`, `flax.linen.scan`, `flax.nnx.scan`) are never split along the dimension of the
+    scan. Scalars and what can't be split stay whole.
 
-    Stage 1 splits the optimizer's state, 2 the gradients too, 3 the parameters too. That is what a
-    rank keeps between steps; within one, stage 3 gathers the whole parameters.
+    Stage 1 splits the optimizer's state, 2 the gradients too, 3 the parameters too, which are then
+    whole only where the model computes with them: the model is traced and cut into pieces by the
+    parameters that it reads, whatever it is written with. Those of a piece are gathered together
+    and dropped after it. Of layers in a scan one is whole at a time.
 
     Args:
         model: a Flax linen or NNX module, or a pair `(init, apply)`.
         axis_name: one of the step's axes; others are replicas (hybrid sharding).
         stage: 1, 2 or 3.
         min_weight_size: values from which on a parameter is split.
+        mp_policy: in which dtypes to compute and to communicate.
+        reshard_after_forward: of stage 3: parameters are dropped after the forward pass and
+            gathered again in the backward pass, except those of the last piece. False keeps them
+            between: less communication, more memory.
+        prefetch: of stage 3: how many pieces ahead parameters are gathered, at most; 0 gathers them
+            when the piece before has ended. Not in scans.
+        bucket_bytes: of stage 3: whole parameters that make a piece; one that reads a larger
+            parameter has no other.
 
     Raises:
         TypeError: a model of another kind.
-        ValueError: an unknown stage, or a model that is sharded already.
+        ValueError: an unknown stage, a number that is too small, or a model that is sharded
+            already.
 
     Cost: of parameters of S bytes, per step and rank, about: stage 1 an `all_reduce` and an
-        `all_gather`, 3 S; stage 2 a `reduce_scatter` and an `all_gather`, 2 S; stage 3 an
-        `all_gather` and a `reduce_scatter` for each micro-batch, 2 S.
+        `all_gather`, 3 S; stage 2 a `reduce_scatter` and an `all_gather`, 2 S; stage 3 two
+        `all_gather` (one, where parameters stay) and a `reduce_scatter` for each micro-batch, 3 S.
+        Memory of stage 3 for whole parameters and their gradients: those of a piece, and of as many
+        more as `prefetch` says.
     Differentiable: it is what a step differentiates. Optimizers must update element by element;
         others are refused.
-    Source: ZeRO, Rajbhandari et al. (2020); fully sharded data parallelism, Zhao et al. (2023).
+    Source: ZeRO, Rajbhandari et al. (2020); fully sharded data parallelism, Zhao et al. (2023), and
+        the options of PyTorch's FSDP2.
     """
     call = "fully_shard"
     pure = as_pure(call, model)
     if stage not in (1, 2, 3):
         raise ValueError(one_of(call, "stage", stage, ("1", "2", "3")))
+    if prefetch < 0:
+        raise ValueError(f"{call}: prefetch: expected 0 or more pieces, got {prefetch}.")
+    if bucket_bytes < 1:
+        raise ValueError(f"{call}: bucket_bytes: expected 1 or more, got {bucket_bytes}.")
+    if not isinstance(mp_policy, MixedPrecisionPolicy | None):
+        raise TypeError(
+            f"{call}: mp_policy: expected a jaxcoll.MixedPrecisionPolicy, got "
+            f"{type(mp_policy).__name__}."
+        )
     if pure.zero is not None:
         raise ValueError(f"{call}: model: it is sharded already, over {pure.zero.axis_name!r}.")
-    return dataclasses.replace(pure, zero=Zero(axis_name, stage, min_weight_size))
+    zero = Zero(
+        axis_name,
+        stage,
+        min_weight_size,
+        mp_policy or MixedPrecisionPolicy(),
+        Schedule(bucket_bytes, prefetch, reshard_after_forward),
+    )
+    return dataclasses.replace(pure, zero=zero)

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcoll._sharding import check_divisible, leaf_name
 from jaxcoll.mesh import check_mesh_axis
-from jaxcoll.parallel.state import TrainState
+from jaxcoll.parallel.splits import SplitDim
+from jaxcoll.parallel.state import TrainState, map_split
 
 
 def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
@@ -33,7 +34,8 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
     """
     call = "reshard"
     if isinstance(state, TrainState) and isinstance(new_specs, TrainState):
-        moved = reshard(_contents(state), _contents(new_specs), mesh=mesh)
+        stored = _stored_for(state.unpadded(), new_specs)
+        moved = reshard(_contents(stored), _contents(new_specs), mesh=mesh)
         how = {name: getattr(new_specs, name) for name in ("zero", "split", "axes")}
         return dataclasses.replace(state, **moved, **how)
     mesh = _mesh_of(call, state) if mesh is None else mesh
@@ -53,6 +55,21 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
     except ValueError as error:
         raise ValueError(f"{call}: new_specs: not the state's structure: {error}") from None
     return jax.device_put(state, jax.tree_util.tree_map_with_path(put, state, specs))
+
+
+def _stored_for(state: TrainState, specs: TrainState) -> TrainState:
+    """Returns a state in the model's shapes with the zeros that another layout stores."""
+
+    def pad(leaf: jax.Array, dim: SplitDim) -> jax.Array:
+        return dim.padded(leaf) if leaf.shape[dim.index : dim.index + 1] == (dim.size,) else leaf
+
+    in_parts = specs.zero is not None and specs.zero.stage == 3
+    state = dataclasses.replace(state, split=specs.split or (None,) * _num_params(state))
+    return map_split(state, pad if in_parts else lambda leaf, dim: leaf, pad)
+
+
+def _num_params(state: TrainState) -> int:
+    return len(jax.tree.leaves(state.params))
 
 
 def _contents(state: TrainState) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The state of training: born on its mesh, in its parts."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -13,9 +14,14 @@ from jax.sharding import PartitionSpec as P
 from jaxcoll._sharding import check_divisible, leaf_name
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.batches import inputs_of
+from jaxcoll.parallel.elementwise import check_elementwise
 from jaxcoll.parallel.partitioned import is_partitioned
-from jaxcoll.parallel.pure_model import as_pure
-from jaxcoll.parallel.zero import Split, Zero, check_elementwise
+from jaxcoll.parallel.pure_model import PureModel, as_pure
+from jaxcoll.parallel.splits import Split, SplitDim, each
+from jaxcoll.parallel.stacked import stacked_params
+from jaxcoll.parallel.zero import Zero
+
+OfSplit = Callable[[jax.Array, SplitDim], jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -49,6 +55,52 @@ class TrainState:
     def specs(self) -> "TrainState":
         """How every leaf lies on its mesh, for `in_specs` and `out_specs`."""
         return jax.tree.map(_spec_of, self)
+
+    def unpadded(self) -> "TrainState":
+        """Returns the state with all parameters, and what belongs to them, as the model has them.
+
+        Where `jaxcoll.fully_shard` splits a dimension that its ranks don't divide, what is stored
+        has zeros at its end. Here such parameters are not split; others are the same arrays.
+
+        Example:
+            >>> logits = model.apply({"params": state.unpadded().params}, inputs)
+        """
+        if not any(dim and dim.is_padded for dim in self.split):
+            return self
+        split = tuple(None if dim and dim.is_padded else dim for dim in self.split)
+        return dataclasses.replace(map_split(self, _unpadded, _unpadded), split=split)
+
+
+def map_split(state: TrainState, of_params: OfSplit, of_optimizer: OfSplit) -> TrainState:
+    """Applies `(leaf, dimension) -> leaf` to what is split: parameters, and their moments."""
+    treedef = jax.tree.structure(state.params)
+    dims = treedef.unflatten(dim or False for dim in state.split)
+
+    def mapped(leaf: Any, dim: Any) -> Any:
+        is_array = not isinstance(leaf, optax.MaskedNode)
+        return of_optimizer(leaf, dim) if dim and is_array else leaf
+
+    opt_state = optax.tree.map_params(
+        state.optimizer,
+        mapped,
+        state.opt_state,
+        dims,
+        is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
+    )
+    return dataclasses.replace(
+        state, params=each(of_params, state.params, state.split), opt_state=opt_state
+    )
+
+
+def _unpadded(leaf: jax.Array, dim: SplitDim) -> jax.Array:
+    if not dim.is_padded or leaf.shape[dim.index : dim.index + 1] != (dim.stored,):
+        return leaf
+    sharding = leaf.sharding
+    if isinstance(sharding, NamedSharding):
+        spec = [*sharding.spec]
+        spec[dim.index] = None
+        sharding = NamedSharding(sharding.mesh, P(*spec))
+    return jax.jit(dim.unpadded, out_shardings=sharding)(leaf)
 
 
 def _spec_of(leaf: Any) -> P:
@@ -98,7 +150,9 @@ def create_train_state(
     def make(split: Split, axes: tuple[str, ...]) -> TrainState:
         variables = _without_boxes(pure.init(init_rng, inputs))
         params = variables.pop("params")
-        opt_state = optimizer.init(params)
+        stored = each(lambda leaf, dim: dim.padded(leaf), params, split) if split else params
+        opt_state = optimizer.init(stored)
+        params = stored if pure.zero and pure.zero.stage == 3 else params
         step = jnp.int32(0)
         static = (optimizer, pure.zero, split, axes)
         return TrainState(step, params, opt_state, rng, variables, *static)
@@ -107,8 +161,8 @@ def create_train_state(
         if pure.zero is not None:
             raise ValueError(f"{call}: mesh: fully_shard needs one, to split the state over.")
         return jax.jit(make, static_argnums=(0, 1))((), ())
-    boxed = jax.eval_shape(lambda: pure.init(init_rng, inputs))["params"]
-    specs = _specs(call, make, boxed, optimizer, mesh, pure.zero)
+    variables = jax.eval_shape(lambda: pure.init(init_rng, inputs))
+    specs = _specs(call, make, variables, optimizer, mesh, pure, inputs)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     return jax.jit(make, static_argnums=(0, 1), out_shardings=shardings)(specs.split, specs.axes)
 
@@ -116,30 +170,33 @@ def create_train_state(
 def _specs(
     call: str,
     make: Any,
-    boxed: Any,
+    boxed: dict[str, Any],
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
-    zero: Zero | None,
+    pure: PureModel,
+    inputs: Any,
 ) -> TrainState:
     """Returns every leaf's spec."""
-    params = jax.tree.map(
-        lambda leaf: leaf.value if is_partitioned(leaf) else leaf, boxed, is_leaf=is_partitioned
-    )
-    param_specs = opt_specs = nn.get_partition_spec(boxed)
+    variables = _without_boxes(boxed)
+    params = variables["params"]
+    param_specs = opt_specs = nn.get_partition_spec(boxed["params"])
     axes = tuple(sorted({axis for spec in jax.tree.leaves(param_specs) for axis in _axes_of(spec)}))
-    split: Split = ()
+    split, zero = (), pure.zero
+    _check_specs(call, params, param_specs, mesh)
     if zero is not None:
         check_mesh_axis("fully_shard", "axis_name", mesh, zero.axis_name)
         leaves, treedef = jax.tree.flatten(params)
         whole = treedef.flatten_up_to(param_specs)
-        split = zero.split(leaves, whole, mesh.shape[zero.axis_name])
-        parts = [
-            zero.spec(spec, leaf.ndim, dim)
-            for spec, leaf, dim in zip(whole, leaves, split, strict=True)
-        ]
+        stacked = frozenset()
+        if zero.stage == 3:
+            stacked = stacked_params(pure, variables, param_specs, inputs, mesh)
+        split = zero.split(leaves, whole, mesh.shape[zero.axis_name], stacked)
+        parts = map(zero.spec, whole, (leaf.ndim for leaf in leaves), split)
         opt_specs = treedef.unflatten(parts)
         param_specs = opt_specs if zero.stage == 3 else param_specs
-    _check_specs(call, params, opt_specs, mesh)
+        params = jax.eval_shape(
+            lambda tree: each(lambda x, dim: dim.padded(x), tree, split), params
+        )
     parts = jax.tree.map(
         lambda leaf, spec: jax.ShapeDtypeStruct(
             NamedSharding(mesh, spec).shard_shape(leaf.shape), leaf.dtype

@@ -20,7 +20,10 @@ from jaxcoll._errors import listed
 from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.parallel.batches import LossFn, cross_entropy, inputs_of, sums
+from jaxcoll.parallel.piecewise import value_and_grad
+from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
+from jaxcoll.parallel.splits import Split
 from jaxcoll.parallel.state import TrainState
 from jaxcoll.parallel.zero import Zero
 
@@ -56,18 +59,29 @@ def build_step(
             f"of the axes over which the batch is split: {listed(axes)}."
         )
     compute_loss = cross_entropy if loss_fn is None else loss_fn
+    policy = MixedPrecisionPolicy() if zero is None else zero.policy
+
+    def gradients(total: Any, params: Any, split: Split) -> Any:
+        if zero is None or zero.stage < 3:
+            return jax.value_and_grad(total, has_aux=True)(params)
+        leaves, treedef = jax.tree.flatten(params)
+        value, grads = value_and_grad(
+            lambda *whole: total(treedef.unflatten(whole)), leaves, zero.parts(split), zero.schedule
+        )
+        return value, treedef.unflatten(grads)
 
     def results(state: TrainState, params: Any, batch: Any, rng: Any) -> Results:
         def total(params: Any) -> tuple[jax.Array, Any]:
-            whole = params if zero is None else zero.whole(params, state.split)
-            variables = {"params": whole, **state.variables}
-            outputs, others = model.apply(variables, inputs_of(call, batch), rng)
-            metrics = sums(call, compute_loss(outputs, batch))
+            params = policy.of_params(params)
+            variables = {"params": params, **state.variables}
+            inputs = policy.of_inputs(inputs_of(call, batch))
+            outputs, others = model.apply(variables, inputs, rng)
+            metrics = sums(call, compute_loss(policy.of_outputs(outputs), batch))
             _check_local(call, metrics["loss"][0], axes)
             scale = _scale(params, metrics["loss"][1], axes)
             return metrics["loss"][0] / scale, (metrics, others, scale)
 
-        (_, (metrics, others, scale)), grads = jax.value_and_grad(total, has_aux=True)(params)
+        (_, (metrics, others, scale)), grads = gradients(total, params, state.split)
         grads = jax.tree.map(lambda grad: grad.astype(_wide(grad.dtype)) * scale, grads)
         return grads, metrics, others
 
@@ -95,9 +109,7 @@ def build_step(
         weight = metrics["loss"][1]
         divisor = jnp.where(weight == 0, 1, weight)  # nothing was counted: no gradient
         grads = jax.tree.map(
-            lambda grad, leaf: (grad / divisor.astype(grad.dtype)).astype(leaf.dtype),
-            grads,
-            state.params,
+            lambda grad, leaf: _quotient(grad, divisor).astype(leaf.dtype), grads, state.params
         )
         params, opt_state = _updated(state, grads, zero)
         new = dataclasses.replace(
@@ -128,6 +140,11 @@ def _check_local(call: str, loss: jax.Array, axes: Axes) -> None:
 def _wide(dtype: Any) -> Any:
     """Returns the dtype in which gradients are added: float32 for those of 16 bits."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def _quotient(grad: jax.Array, divisor: jax.Array) -> jax.Array:
+    wide = _wide(grad.dtype)
+    return grad.astype(wide) / divisor.astype(wide)
 
 
 def _scale(params: Any, weight: jax.Array, axes: Axes) -> jax.Array:
@@ -199,16 +216,19 @@ def _summed(
 ) -> tuple[Any, Any]:
     """Returns gradients, of split parameters this rank's part, and metrics, summed over all."""
     metrics = jax.tree.map(lambda leaf: varying(leaf, axes), metrics)  # weights may be constants
-    if zero is None or zero.stage == 1:
-        grads, metrics = all_reduce((grads, metrics), axes)
-        return grads if zero is None else zero.part(grads, state.split), metrics
+    if zero is None:
+        return all_reduce((grads, metrics), axes)
+    as_sent = zero.policy.of_gradients
+    if zero.stage == 1:
+        grads, metrics = all_reduce((as_sent(grads), metrics), axes)
+        return zero.part(grads, state.split), metrics
     leaves, treedef = jax.tree.flatten(zero.summed(grads, state.split))
     others = tuple(axis for axis in axes if axis != zero.axis_name)
     is_part = [dimension is not None for dimension in state.split]
     parts = [leaf for leaf, part in zip(leaves, is_part, strict=True) if part]
     wholes = [leaf for leaf, part in zip(leaves, is_part, strict=True) if not part]
-    parts = all_reduce(parts, others) if others else parts
-    wholes, metrics = all_reduce((wholes, metrics), axes)
+    parts = all_reduce(as_sent(parts), others) if others else parts
+    wholes, metrics = all_reduce((as_sent(wholes), metrics), axes)
     iterators = {True: iter(parts), False: iter(wholes)}
     return treedef.unflatten(next(iterators[part]) for part in is_part), metrics
 

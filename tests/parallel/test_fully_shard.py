@@ -39,10 +39,10 @@ def test_trains_as_on_one_device(size: int, stage: Any, accumulate: int, optimiz
     make = {"sgd": MOMENTUM, "adamw": ADAM}[optimizer]
     model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
     state = start(model, data, mesh, make)
-    expected, losses = reference(PLAIN, jax.device_get(state.params), data, make)
+    expected, losses = reference(PLAIN, jax.device_get(state.unpadded().params), data, make)
     step = data_parallel_train_step(model, accumulate=accumulate)
     state, metrics = train(step, state, data, mesh, state.specs)
-    assert_trained_as(state.params, expected)
+    assert_trained_as(state.unpadded().params, expected)
     np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
 
 
@@ -58,7 +58,7 @@ def test_what_each_rank_holds(stage: Any):
     held = {leaf.shape: leaf.addressable_shards[0].data.shape for leaf in jax.tree.leaves(hidden)}
     assert held == {(16, 12): (4, 12) if stage == 3 else (16, 12), (12,): (12,)}
     assert output["bias"].sharding.is_fully_replicated
-    assert state.split == (None, 0, None, 0)
+    assert [dim and dim.index for dim in state.split] == [None, 0, None, 0]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -67,11 +67,11 @@ def test_beside_replicas(stage: Any):
     data, mesh = batch(), mesh_of(replica=2, shard=4)
     model = fully_shard(PLAIN, "shard", stage=stage, min_weight_size=16)
     state = start(model, data, mesh)
-    expected, _ = reference(PLAIN, jax.device_get(state.params), data)
+    expected, _ = reference(PLAIN, jax.device_get(state.unpadded().params), data)
     axes = ("replica", "shard")
     step = data_parallel_train_step(model, axis_name=axes)
     state, _ = train(step, state, data, mesh, state.specs, axes)
-    assert_trained_as(state.params, expected)
+    assert_trained_as(state.unpadded().params, expected)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -86,7 +86,54 @@ def test_beside_tensor_parallelism(stage: Any):
     assert state.opt_state[0].mu["hidden_layer"]["kernel"].sharding.spec == jax.P("data", "tensor")
     step = data_parallel_train_step(model)
     state, _ = train(step, state, data, mesh, state.specs)
-    assert_trained_as(state.params, expected)
+    assert_trained_as(state.unpadded().params, expected)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_dimensions_that_the_ranks_do_not_divide(stage: Any):
+    """Zeros are stored at the end, and stay zeros; they are not seen in `unpadded`."""
+    data, mesh = batch(), mesh_of(data=8)
+    model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
+    state = start(model, data, mesh, ADAM)
+    state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    moment = state.opt_state[0].mu["output_layer"]["kernel"]
+    assert moment.shape == (16, 4)
+    assert moment.addressable_shards[0].data.shape == (2, 4)
+    np.testing.assert_array_equal(moment[12:], 0)
+    kernel = state.params["output_layer"]["kernel"]
+    assert kernel.shape == ((16, 4) if stage == 3 else (12, 4))
+    np.testing.assert_array_equal(kernel[12:], 0)
+    plain = state.unpadded()
+    assert plain.params["output_layer"]["kernel"].shape == (12, 4)
+    assert plain.opt_state[0].mu["output_layer"]["kernel"].shape == (12, 4)
+    assert plain.params["hidden_layer"]["kernel"] is state.params["hidden_layer"]["kernel"]
+    PLAIN.apply({"params": plain.params}, data[0])
+    assert plain.unpadded() is plain
+
+
+def test_from_zeros_at_the_end_to_others():
+    """Training goes on with the same values on more ranks, fewer, and in other stages."""
+    data = batch()
+    state: Any = None
+    for size, stage in ((8, 3), (3, 3), (8, 1), (2, 3), (8, 3)):
+        mesh = mesh_of(data=size)
+        model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
+        target = start(model, data, mesh, MOMENTUM)
+        state = target if state is None else reshard(state, target.specs, mesh=mesh)
+        assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, target)
+        state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    plain = start(PLAIN, data, None, MOMENTUM)
+    step = jax.jit(
+        jax.shard_map(
+            data_parallel_train_step(PLAIN),
+            mesh=mesh_of(data=1),
+            in_specs=(jax.P(), jax.P("data")),
+            out_specs=jax.P(),
+        )
+    )
+    for _ in range(20):
+        plain, _ = step(plain, data)
+    assert_trained_as(state.unpadded().params, plain.params)
 
 
 def test_parts_are_no_replicas():
@@ -108,7 +155,7 @@ def test_without_typed_axes(stage: Any):
     data, mesh = batch(), mesh_of(data=4)
     model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
     state = start(model, data, mesh)
-    expected, _ = reference(PLAIN, jax.device_get(state.params), data)
+    expected, _ = reference(PLAIN, jax.device_get(state.unpadded().params), data)
     step = jax.shard_map(
         data_parallel_train_step(model),
         mesh=mesh,
@@ -118,7 +165,7 @@ def test_without_typed_axes(stage: Any):
     )
     for _ in range(4):
         state, _ = jax.jit(step)(state, data)
-    assert_trained_as(state.params, expected)
+    assert_trained_as(state.unpadded().params, expected)
 
 
 def test_an_nnx_module():
@@ -306,7 +353,7 @@ def test_clipping_by_the_norm_of_the_whole(stage: Any, tensor: int):
     axes = ("replica", "data")
     step = data_parallel_train_step(sharded, axis_name=axes)
     state, _ = train(step, state, data, mesh, state.specs, batch_axes=axes)
-    assert_trained_as(state.params, expected)
+    assert_trained_as(state.unpadded().params, expected)
 
 
 def test_an_optimizer_that_looks_at_shapes_is_refused():
@@ -336,9 +383,9 @@ def test_optimizers_that_work_element_by_element(optimizer: Any):
     data, mesh = batch(), mesh_of(data=4)
     model = fully_shard(PLAIN, min_weight_size=16)
     state = start(model, data, mesh, optimizer)
-    expected, _ = reference(PLAIN, jax.device_get(state.params), data, optimizer)
+    expected, _ = reference(PLAIN, jax.device_get(state.unpadded().params), data, optimizer)
     state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
-    assert_trained_as(state.params, expected)
+    assert_trained_as(state.unpadded().params, expected)
 
 
 # ---- reshard -------------------------------------------------------------------------------------

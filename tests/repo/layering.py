@@ -47,8 +47,9 @@ CXX_ONLY_IN = {
 }
 # parallel's modules do not know each other, but for the data that they share and the composer.
 PARALLEL_SHARED = {
-    *("batches", "clipping", "partitioned", "pure_model", "regions", "schedule", "shares"),
-    *("state", "step", "zero"),
+    *("after", "batches", "clipping", "elementwise", "gathered_scan", "partitioned", "pieces"),
+    *("piecewise", "precision", "pure_model", "regions", "schedule", "shares", "splits"),
+    *("stacked", "state", "step", "zero"),
 }
 PARALLEL_COMPOSERS = {"plan", "__init__"}
 
