@@ -227,6 +227,14 @@ def open_jaxpr(value: Any) -> Any:
     return value if hasattr(value, "eqns") else None
 
 
+def scan_counts(scan: Any) -> tuple[int, int]:
+    """Returns how many operands of a scan are constants, and how many are carried."""
+    if "num_consts" in scan.params:
+        return scan.params["num_consts"], scan.params["num_carry"]
+    consts, carry, _ = scan.params["ft_in"].update(scan.invars).unpack()
+    return len(list(consts)), len(list(carry))
+
+
 def repeating_primitives() -> tuple[Primitive, Primitive]:
     """Returns those of `jax.jit` and `jax.checkpoint`: JAX lowers equal equations of them once."""
     from jax._src import ad_checkpoint, pjit

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from jaxcoll import _compat
+
 
 @dataclasses.dataclass(frozen=True)
 class Stacked:
@@ -48,7 +50,7 @@ class _Scan:
     def __init__(self, equation: Any, stacked: Mapping[int, Stacked], keeps: bool) -> None:
         params = equation.params
         self._body = core.jaxpr_as_fun(params["jaxpr"])
-        self._num_consts, self._num_carry = params["num_consts"], params["num_carry"]
+        self._num_consts, self._num_carry = _compat.scan_counts(equation)
         self._reverse, self._unroll = params["reverse"], params["unroll"]
         self._length = params["length"]
         self._stacked, self._keeps = stacked, keeps

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core.primitives import jit_p, scan_p
 
+from jaxcoll import _compat
+
 # Of what a parameter alone leads to: cheaper to do again than to keep.
 _CHEAP = frozenset(
     (
@@ -99,7 +101,7 @@ def scanned(jaxpr: Any) -> frozenset[int]:
 
 def _num_fixed(scan: Any) -> int:
     """Returns how many operands of a scan are the same, or carried, in all its steps."""
-    return scan.params["num_consts"] + scan.params["num_carry"]
+    return sum(_compat.scan_counts(scan))
 
 
 def _differentiable(jaxpr: Any) -> frozenset[Any]:
@@ -120,22 +122,53 @@ def _variables(atoms: Iterable[Any]) -> list[Any]:
 
 def _inlined(closed: Any, split: Sequence[int | None]) -> Any:
     """Returns the program without those functions under `jax.jit` that read large parameters."""
-    while True:
-        jaxpr = closed.jaxpr
-        reached = {v for v, dim in zip(jaxpr.invars, split, strict=True) if dim is not None}
-        equations = []
-        for equation in jaxpr.eqns:
-            reads = any(v in reached for v in _variables(equation.invars))
-            if reads and equation.primitive is jit_p:
-                equations.append(equation.replace(params={**equation.params, "inline": True}))
-                continue
-            equations.append(equation)
-            if reads and equation.primitive.name in _CHEAP:
-                reached.update(equation.outvars)
-        if all(new is old for new, old in zip(equations, jaxpr.eqns, strict=True)):
-            return closed
-        function = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr.replace(eqns=equations), closed.consts))
-        closed = jax.make_jaxpr(function)(*(v.aval for v in jaxpr.invars))
+    is_large = [dim is not None for dim in split]
+
+    def function(*operands: Any) -> list[Any]:
+        return _evaluated(closed.jaxpr, closed.consts, is_large, operands)[0]
+
+    return jax.make_jaxpr(function)(*(v.aval for v in closed.jaxpr.invars))
+
+
+def _evaluated(
+    jaxpr: Any, consts: Sequence[Any], is_large: Sequence[bool], operands: Sequence[Any]
+) -> tuple[list[Any], list[bool]]:
+    """Returns a jaxpr's results, and whether they are made of large parameters alone."""
+    names, values = [*jaxpr.constvars, *jaxpr.invars], [*consts, *operands]
+    known: dict[Any, Any] = dict(zip(names, values, strict=True))
+    large = {v for v, flag in zip(jaxpr.invars, is_large, strict=True) if flag}
+
+    def value(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+    def is_known_large(atom: Any) -> bool:
+        return not isinstance(atom, core.Literal) and atom in large
+
+    for equation in jaxpr.eqns:
+        reads = [is_known_large(atom) for atom in equation.invars]
+        if any(reads) and equation.primitive is jit_p:
+            inner = equation.params["jaxpr"]
+            given = [value(atom) for atom in equation.invars]
+            results, flags = _evaluated(inner.jaxpr, inner.consts, reads, given)
+        else:
+            variables = list(dict.fromkeys(_variables(equation.invars)))
+            made = list(equation.outvars)
+            results = _function(jaxpr, [equation], variables, made)(*map(value, variables))
+            flags = [any(reads) and equation.primitive.name in _CHEAP] * len(made)
+        known.update(zip(equation.outvars, results, strict=True))
+        large.update(v for v, flag in zip(equation.outvars, flags, strict=True) if flag)
+    return [value(atom) for atom in jaxpr.outvars], [is_known_large(a) for a in jaxpr.outvars]
+
+
+def _function(
+    jaxpr: Any, equations: list[Any], reads: list[Any], makes: list[Any]
+) -> Callable[..., list[Any]]:
+    """Returns some equations of a jaxpr as a function of the variables that they read."""
+    effects = frozenset().union(*(equation.effects for equation in equations))
+    jaxpr = jaxpr.replace(
+        constvars=[], invars=reads, outvars=makes, eqns=equations, effects=effects
+    )
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
 
 
 class _Cutter:
@@ -222,12 +255,12 @@ class _Cutter:
         makes = [v for v in [*made, *prepared] if v in (needed if v in made else results)]
         parameters = sorted(self._made_from(prepared))
         inputs = [self._jaxpr.invars[i] for i in parameters]
-        compute = self._function(equations, [*prepared, *values], makes)
+        compute = _function(self._jaxpr, equations, [*prepared, *values], makes)
         if stacked:
             compute = self._scanning(equations[0], stacked, [*prepared, *values], makes)
         return Piece(
             parameters=tuple(parameters),
-            prepare=self._function(self._preparing_for(prepared), inputs, prepared),
+            prepare=_function(self._jaxpr, self._preparing_for(prepared), inputs, prepared),
             compute=compute,
             reads=tuple(values),
             makes=tuple(makes),
@@ -241,13 +274,6 @@ class _Cutter:
                 wanted.update(_variables(equation.invars))
                 equations.append(equation)
         return equations[::-1]
-
-    def _function(self, equations: list[Any], reads: list[Any], makes: list[Any]) -> Any:
-        effects = frozenset().union(*(equation.effects for equation in equations))
-        jaxpr = self._jaxpr.replace(
-            constvars=[], invars=reads, outvars=makes, eqns=equations, effects=effects
-        )
-        return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
 
     def _scanning(
         self, equation: Any, stacked: dict[int, int], reads: list[Any], makes: list[Any]
