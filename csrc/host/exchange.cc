@@ -200,14 +200,17 @@ void Exchange::Locate(const Peer& peer) {
   windows_[peer.process] = session_->segment().window(peer.seat, peer.lane_number);
 }
 
-void Exchange::TakeWhatCame(std::size_t round) {
+bool Exchange::TakeWhatCame(std::size_t round) {
   for (Peer& peer : peers_) {
     if (peer.rounds_taken <= round && peer.progress >= needed_) {
       Locate(peer);
-      route_->Take(round, peer.process, local_, {windows_.data(), pids_.data()});
+      if (!route_->Take(round, peer.process, local_, {windows_.data(), pids_.data()})) {
+        return false;
+      }
       peer.rounds_taken = round + 1;
     }
   }
+  return true;
 }
 
 void Exchange::Publish(bool is_last) {
@@ -240,10 +243,8 @@ bool Exchange::Advance() {
     if (session_->segment().failed()) {
       return false;
     }
-    if (takes) {
-      TakeWhatCame(round);
-    }
-    if (!all_have) {
+    bool can_read = !takes || TakeWhatCame(round);
+    if (can_read && !all_have) {
       return false;
     }
     if (phase == 1 && round == 0) {  // the first that reads
@@ -251,7 +252,10 @@ bool Exchange::Advance() {
         Locate(peer);
       }
     }
-    if (!takes && !route_->Run(phase, round, local_, {windows_.data(), pids_.data()})) {
+    if (can_read && !takes) {
+      can_read = route_->Run(phase, round, local_, {windows_.data(), pids_.data()});
+    }
+    if (!can_read) {
       session_->segment().Fail(names_.Text() + ": another process's memory can't be read any more");
       return false;
     }

@@ -123,8 +123,8 @@ class Exchange : public Pooled {
   bool Find(Peer& peer) const;
   bool HasReached(Peer& peer, std::size_t steps) const;
   bool AllHaveReached(std::size_t steps);
-  /// Takes what has come of a round, of a route that takes one by one.
-  void TakeWhatCame(std::size_t round);
+  /// Takes what has come of a round, of a route that takes one by one. False: it can't be read.
+  bool TakeWhatCame(std::size_t round);
   /// Notes where the peer's window is.
   void Locate(const Peer& peer);
   void Publish(bool is_last);

@@ -109,11 +109,14 @@ class Route : public Pooled {
   /// What of a round needs no other process: done once the round's first phase is published, while
   /// the others may still be on their way.
   virtual void Meanwhile(std::size_t /*round*/, const Buffers& /*local*/) const {}
-  /// Whether the second phase, the last one, takes what each other process has left by itself and
-  /// as it comes, with Take instead of Run.
+  /// Whether the second phase takes what each other process has left by itself and as it comes,
+  /// with Take instead of Run, and leaves nothing for a third one.
   [[nodiscard]] virtual bool takes_one_by_one() const { return false; }
-  virtual void Take(std::size_t /*round*/, std::size_t /*process*/, const Buffers& /*local*/,
-                    const Processes& /*processes*/) const {}
+  /// As Run.
+  [[nodiscard]] virtual bool Take(std::size_t /*round*/, std::size_t /*process*/,
+                                  const Buffers& /*local*/, const Processes& /*processes*/) const {
+    return true;
+  }
 };
 
 }  // namespace jaxcoll

@@ -7,7 +7,7 @@ namespace jaxcoll {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-// Of a part: see kPanelRows in matmul_work.cc.
+// Of a part: see kPanelRows in block_matmul.cc.
 constexpr std::size_t kPartRows = 256;
 
 template <typename T>
@@ -108,9 +108,10 @@ void MatmulRoute::Meanwhile(std::size_t round, const Buffers& local) const {
   }
 }
 
-void MatmulRoute::Take(std::size_t round, std::size_t process, const Buffers& local,
+bool MatmulRoute::Take(std::size_t round, std::size_t process, const Buffers& local,
                        const Processes& processes) const {
   Gather(round, process, local, processes.windows[process]);
+  return true;
 }
 
 void MatmulRoute::Gather(std::size_t round, std::size_t process, const Buffers& local,

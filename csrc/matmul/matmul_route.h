@@ -24,8 +24,8 @@ class MatmulRoute final : public Route {
   [[nodiscard]] bool takes_one_by_one() const override {
     return layout_.kind == MatmulKind::kGatherRows;  // the others add up
   }
-  void Take(std::size_t round, std::size_t process, const Buffers& local,
-            const Processes& processes) const override;
+  [[nodiscard]] bool Take(std::size_t round, std::size_t process, const Buffers& local,
+                          const Processes& processes) const override;
 
  private:
   /// Where a process's window holds what its rank at `position` leaves for rank `target`, or for

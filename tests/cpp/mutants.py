@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "a meeting that is done is opened anew, also for run 0",
         "csrc/host/meeting.cc",
-        "if ((state_ == State::kDone || !(key_ == key)) && !Open(key, now_ns)) {",
-        "if (!(key_ == key) && !Open(key, now_ns)) {",
+        "if ((state_ == State::kDone || !(key_ == key)) && !Open(key, now_ns, lock)) {",
+        "if (!(key_ == key) && !Open(key, now_ns, lock)) {",
         ("failing", "RunZeroHasADeadline"),
     ),
     Mutant(
@@ -313,8 +313,8 @@ MUTANTS = [
     Mutant(
         "blocks are multiplied as they come",
         "csrc/host/exchange.cc",
-        "if (takes) {\n      TakeWhatCame(round);",
-        "if (takes && all_have) {\n      TakeWhatCame(round);",
+        "!takes || TakeWhatCame(round);",
+        "!takes || !all_have || TakeWhatCame(round);",
         ("matmul", "BlocksAreMultipliedAsTheyCome"),
     ),
     Mutant(
@@ -326,24 +326,38 @@ MUTANTS = [
     ),
     Mutant(
         "a term of a sum needs all before it",
-        "csrc/matmul/matmul_work.cc",
+        "csrc/matmul/block_matmul.cc",
         "    while (count_ < kMaxRanks && came_.test(count_)) {\n      ++count_;\n    }\n",
         "    ++count_;\n",
         ("matmul", "ProductsAreMadeBeforeALateRankComes"),
     ),
     Mutant(
         "terms of a sum are added one after the other",
-        "csrc/matmul/matmul_work.cc",
+        "csrc/matmul/block_matmul.cc",
         "    num_added.wait(done, std::memory_order_acquire);",
         "    break;",
         ("matmul", "TermsAreAddedInOrder"),
     ),
     Mutant(
         "blocks of ranks in one process are multiplied as they come",
-        "csrc/matmul/matmul_work.h",
+        "csrc/matmul/block_matmul.h",
         "[[nodiscard]] bool starts_early() const override { return true; }",
         "[[nodiscard]] bool starts_early() const override { return false; }",
         ("matmul", "ProductsAreMadeBeforeALateRankComes"),
+    ),
+    Mutant(
+        "a block stays until all have read it",
+        "csrc/matmul/direct_matmul.h",
+        "num_phases() const override { return 3; }",
+        "num_phases() const override { return 2; }",
+        ("matmul", "LargeBlocksAreMultipliedAsTheyCome"),
+    ),
+    Mutant(
+        "blocks of few rows are multiplied together",
+        "csrc/matmul/joined_matmul.cc",
+        "run * layout.inner * layout.columns >= kArrangedProducts;",
+        "false;",
+        ("matmul", "FewRowsAreMultipliedTogether"),
     ),
     Mutant(
         "a BLAS takes one thread",
