@@ -34,8 +34,10 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _MAX_SIZE = 2**31 - 1  # the BLAS counts with 32 bits
 # From so many multiplications of all ranks, or such a w, on, XLA's matmul gains more than the step
 # that one call saves: measured on 2 cores of Intel Xeon, within a process and across processes.
+# Blocks of so many gathered rows gain from one call whatever their number.
 _MOST_PRODUCTS, _MOST_PRODUCTS_ACROSS = 2**24, 2**27
 _LARGEST_W = 2**18
+_MANY_ROWS = 128
 
 
 def check(call: str, x: Any, w: Any, axis: Any, name: str, preferred: Any) -> tuple[int, Any]:
@@ -287,7 +289,7 @@ def _lower(primitive: Primitive, in_two_steps: Callable[..., Any]) -> Callable[.
             ctx,
             Request(primitive.name, axes, backend, reduction=_reduction(primitive, axis)),
             lambda groups: (
-                _slower(ctx, primitive, groups, backend)
+                _slower(ctx, primitive, axis, groups, backend)
                 or _call(ctx, primitive, axis, groups, x, w)
             ),
             [x, w],
@@ -306,7 +308,7 @@ def _reduction(primitive: Primitive, axis: int) -> str | None:
 
 
 def _slower(
-    ctx: mlir.LoweringRuleContext, primitive: Primitive, groups: Any, backend: Backend
+    ctx: mlir.LoweringRuleContext, primitive: Primitive, axis: int, groups: Any, backend: Backend
 ) -> str | None:
     """Says why "auto" does better in two steps, or None."""
     if backend != "auto":
@@ -317,7 +319,8 @@ def _slower(
         return "a process has more cores than devices, and XLA's matmul takes them all"
     most = _MOST_PRODUCTS_ACROSS if across else _MOST_PRODUCTS
     of_rank = of_x.size * of_w.shape[1] * (p if primitive is gather_p else 1)
-    if p * of_rank > most or of_w.size > _LARGEST_W:
+    gathers_many_rows = primitive is gather_p and axis == ROWS and of_x.shape[1] >= _MANY_ROWS
+    if (p * of_rank > most and not gathers_many_rows) or of_w.size > _LARGEST_W:
         return "XLA's matmul is faster from this size on"
     return None
 
