@@ -1,14 +1,16 @@
 """Collective matmuls: ours, and what a program without them does, on `jax.lax`.
 
-    python benchmarks/matmul.py [--devices 2,4] [--processes 2] [--rounds 20]
+    python benchmarks/matmul.py [--devices 2,4,8] [--processes 2] [--rounds 20]
 
 For each shape, in turn and in one run: our call, native and as `auto` has it, the collective and
-the matmul on lax, the ring of `lax.ppermute` and matmuls, and the matmul alone, of all blocks,
-which is the limit. Results are compared with the first.
+the matmul on lax, the ring of `lax.ppermute` and matmuls, the matmul alone, of all blocks, which is
+the limit, and our collective alone. Results are compared with the first.
 """
 
 import argparse
+import itertools as it
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -18,14 +20,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matmul_report
+import numpy as np
 from environment import environment, machine
 
-# (m, k, n) of a block product.
-SHAPES = [
-    (32, 128, 128), (128, 128, 128), (128, 512, 512), (256, 4096, 128), (512, 1024, 256),
-    (512, 1024, 1024), (1024, 1024, 256), (32, 1024, 1024), (32, 4096, 1024), (1024, 256, 1024),
-]  # fmt: skip
-WAYS = ("native", "auto", "two steps", "ring", "alone")
+# m, k and n of a block product, in all combinations that don't take too long.
+ROWS, SIDES = (32, 128, 512, 1024, 4096), (128, 1024, 4096)
+# Of other sides, from the design's table.
+MORE = ((128, 512, 512), (1024, 1024, 256), (512, 1024, 256), (1024, 256, 1024))
+BUDGET_S = 1.0  # of a shape
+MOST_PRODUCTS = 2**35  # of all ranks: about a second on two cores
+OURS, THEIRS = ("native", "auto"), ("two steps", "ring")
+WAYS = (*OURS, *THEIRS, "alone", "collective")
 KINDS = ("all_gather_matmul", "matmul_reduce_scatter")
 
 
@@ -65,6 +71,7 @@ def ways(kind: str, axis: str) -> dict[str, Callable[..., Any]]:
             "two steps": lambda x, w: lax.all_gather(x, axis, tiled=True) @ w,
             "ring": ring_gather,
             "alone": lambda x, w: jnp.concatenate([x] * lax.axis_size(axis)) @ w,
+            "collective": lambda x, w: jaxcoll.all_gather(x, axis, tiled=True),
         }
     return {
         "native": lambda x, w: jaxcoll.matmul_reduce_scatter(x, w, axis, backend="native"),
@@ -72,6 +79,9 @@ def ways(kind: str, axis: str) -> dict[str, Callable[..., Any]]:
         "two steps": lambda x, w: lax.psum_scatter(x @ w, axis, tiled=True),
         "ring": ring_scatter,
         "alone": lambda x, w: (x @ w)[: x.shape[0] // lax.axis_size(axis)],
+        "collective": lambda x, w: jaxcoll.reduce_scatter(
+            jnp.zeros((x.shape[0], w.shape[1]), x.dtype) + w[0, 0], axis, tiled=True
+        ),
     }
 
 
@@ -83,10 +93,29 @@ def seconds(f: Callable[..., Any], *arguments: Any) -> float:
     return time.perf_counter() - begin
 
 
+def shapes(p: int) -> list[tuple[int, int, int]]:
+    """Returns the shapes for so many ranks."""
+    grid = {*it.product(ROWS, SIDES, SIDES), *MORE}
+    return sorted(shape for shape in grid if p * p * math.prod(shape) <= MOST_PRODUCTS)
+
+
+def num_rounds(seconds_of_one: float, most: int) -> int:
+    """Returns how many rounds fit in a few seconds: at least 3."""
+    from jax.experimental import multihost_utils
+
+    count = np.int32(min(most, max(3, BUDGET_S / seconds_of_one)))
+    return int(multihost_utils.broadcast_one_to_all(count)) if several() else int(count)
+
+
+def several() -> bool:
+    import jax
+
+    return jax.process_count() > 1
+
+
 def measure(rounds: int) -> list[dict[str, Any]]:
     """Measures all shapes on all devices of this job."""
     import jax
-    import numpy as np
     from jax.sharding import PartitionSpec as P
 
     p = jax.device_count()
@@ -94,7 +123,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
     rows = []
     for kind in KINDS:
-        for m, k, n in SHAPES:
+        for m, k, n in shapes(p):
             rng = np.random.default_rng(0)
             of_rank = m if kind == "all_gather_matmul" else p * m
             shape_x, shape_w = (p, of_rank, k), (p, k, n)
@@ -114,23 +143,27 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             }  # fmt: skip
             results = {way: jax.block_until_ready(f(x, w)) for way, f in functions.items()}
             local = {way: np.asarray(y.addressable_data(0)) for way, y in results.items()}
-            equal = all(
-                (local[way] == local["native"]).all() for way in ("auto", "two steps", "ring")
-            )
+            equal = all((local[way] == local["native"]).all() for way in ("auto", *THEIRS))
+            one = sum(seconds(functions[way], x, w) for way in WAYS)
             times: dict[str, list[float]] = {way: [] for way in WAYS}
-            for number in range(rounds):
-                order = WAYS if number % 2 == 0 else WAYS[::-1]
-                for way in order:
+            for number in range(num_rounds(one, rounds)):
+                for way in WAYS[:: 1 if number % 2 == 0 else -1]:
                     times[way].append(seconds(functions[way], x, w))
-            best = [min(pair) for pair in zip(times["two steps"], times["ring"], strict=True)]
+            best = [min(pair) for pair in zip(*(times[way] for way in THEIRS), strict=True)]
             ratio, auto = (
                 statistics.median(b / t for b, t in zip(best, times[way], strict=True))
-                for way in ("native", "auto")
+                for way in OURS
+            )
+            # 1: all communication, or all computation, was hidden.
+            hidden = statistics.median(
+                (c + a - t) / min(c, a)
+                for c, a, t in zip(times["collective"], times["alone"], times["auto"], strict=True)
             )
             rows.append(
                 {
                     "kind": kind, "m": m, "k": k, "n": n, "equal": equal,
-                    "ratio": ratio, "auto ratio": auto,
+                    "ratio": ratio, "auto ratio": auto, "hidden": hidden,
+                    "rounds": len(best),
                     **{way: 1e3 * statistics.median(times[way]) for way in WAYS},
                 }
             )  # fmt: skip
@@ -144,7 +177,7 @@ def job(processes: int, devices: int, rounds: int) -> list[dict[str, Any]]:
     done = subprocess.run(
         [*command, __file__, "--child", "--rounds", str(rounds)],
         env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PJRT_NPROC": "16"},
-        capture_output=True, text=True, timeout=900,
+        capture_output=True, text=True, timeout=3600,
     )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
@@ -154,7 +187,7 @@ def job(processes: int, devices: int, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--devices", default="2,4", help="of one process")
+    parser.add_argument("--devices", default="2,4,8", help="of one process")
     parser.add_argument("--processes", default="2", help="of one device")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -175,40 +208,21 @@ def main() -> None:
         for processes, devices in layouts
         for row in job(processes, devices, chosen.rounds)
     ]
-    command = "python " + " ".join(sys.argv)
-    lines = [
-        "# Collective matmuls",
-        "",
-        f"`{command}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax {of['jax']}, Python "
-        f"{of['python']}. f32; blocks of (m, k) and (k, n).",
-        "",
-        "Medians in milliseconds. *Native* is one call, *auto* that or an own collective and XLA's "
-        "matmul, *two steps* and *ring* are on `jax.lax`, *alone* is XLA's matmul of all blocks, "
-        "without communication. Ratios are of lax's better one to ours in each of "
-        f"{chosen.rounds} rounds, median; above 1 ours is faster.",
-        "",
-        "| ranks | call | m, k, n | native | auto | two steps | ring | alone | native's ratio "
-        "| auto's ratio | results |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
-    ]
-    for row in rows:
-        ranks = (
-            f"{row['devices']} devices"
-            if row["processes"] == 1
-            else f"{row['processes']} processes"
-        )
-        times = " | ".join(f"{row[way]:.3f}" for way in WAYS)
-        ratios = f"{row['ratio']:.2f} | {row['auto ratio']:.2f}"
-        lines.append(
-            f"| {ranks} | {row['kind']} | {row['m']}, {row['k']}, {row['n']} | {times} "
-            f"| {ratios} | {'equal' if row['equal'] else 'DIFFERENT'} |"
-        )
     chosen.out.mkdir(parents=True, exist_ok=True)
-    name = f"matmul_{machine(of)}"
-    result = {"command": command, "environment": of, "rows": rows}
-    (chosen.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (chosen.out / f"{name}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    result = {
+        "command": "python " + " ".join(sys.argv),
+        "environment": of,
+        "rounds": chosen.rounds,
+        "rows": rows,
+    }
+    stem = chosen.out / f"matmul_{machine(of)}"
+    Path(f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
+    text = matmul_report.markdown(result)
+    Path(f"{stem}.md").write_text(text)
+    matmul_report.draw(result, Path(f"{stem}.png"))
+    print(text)
+    if not all(row["equal"] for row in rows):
+        sys.exit("results differ")
 
 
 if __name__ == "__main__":

@@ -143,7 +143,10 @@ def measure_op(op: str, size: int, arguments: argparse.Namespace) -> list[dict[s
     for name, result in results.items():
         expected = EXPECTED[op](np.split(values, p), jax.process_index())
         wrong += int((result.reshape(expected.shape) != expected).sum()) if name != "lax" else 0
-    seconds = measure(programs, arguments.budget)
+    meet = ft.partial(
+        chain("all_reduce", variants("all_reduce", p, ("native",))["native"], 1, mesh), x
+    )
+    seconds = measure(programs, meet, arguments.budget)
     rows = []
     for how, times in (
         ("chained", {n: slopes(t[1], t[2], *lengths[n][1:]) for n, t in seconds.items()}),
@@ -162,9 +165,13 @@ def measure_op(op: str, size: int, arguments: argparse.Namespace) -> list[dict[s
 
 
 def measure(
-    programs: dict[str, list[Callable[[], Any]]], budget_s: float
+    programs: dict[str, list[Callable[[], Any]]], meet: Callable[[], Any], budget_s: float
 ) -> dict[str, list[list[float]]]:
-    """Returns seconds by variant, length and round; all variants alternate in each round."""
+    """Returns seconds by variant, length and round; all variants alternate in each round.
+
+    From when all processes are ready until the last has its result: a root that sends may go on
+    long before, and would charge the next variant with what the others have yet to do.
+    """
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -185,10 +192,13 @@ def measure(
         first = done % len(names)
         for name in names[first:] + names[:first]:
             for i, program in enumerate(programs[name]):
+                jax.block_until_ready(meet())
                 start = time.perf_counter()
                 jax.block_until_ready(program())
                 seconds[name][i].append(time.perf_counter() - start)
-    return seconds
+    of_all = multihost_utils.process_allgather(np.array([seconds[name] for name in names]))
+    longest = of_all.max(axis=0)
+    return {name: longest[i].tolist() for i, name in enumerate(names)}
 
 
 def slopes(short: list[float], long: list[float], short_calls: int, long_calls: int) -> list[float]:

@@ -1,30 +1,31 @@
-"""Train a byte-level Transformer on Python's own source, data-parallel over simulated devices.
+"""Train a byte-level Transformer on Python's own source, in parallel over simulated devices.
 
     python examples/train_lm.py           # three to four minutes on two cores
     python examples/train_lm.py --help
-    jaxcoll run -n 2 --devices-per-process 4 examples/train_lm.py
+    python examples/train_lm.py --mesh data=2,tensor=2 --async-tp
+    jaxcoll run -n 2 --devices-per-process 4 examples/train_lm.py --mesh data=4,tensor=2
 
 It needs `pip install 'jaxcoll[demo]'`. The part to copy is `make_train_step`: one `jax.shard_map`
-whose gradients go through one `jaxcoll.all_reduce`. What isn't training is in `support/`.
+whose gradients go through one `jaxcoll.all_reduce`; with a tensor axis, the model's layers
+communicate as well. What isn't training is in `support/`.
 """
 
 import dataclasses
 import functools as ft
 import pathlib
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import bigram, data, evaluation, generate, report, timing
-from support.budget import Budget
+from support import bigram, data, evaluation, generate, meshes, report, timing
 from support.checkpoints import Checkpoints
 from support.options import option, parse
-from support.progress import Progress
+from support.steps import train
 from support.timing import Step
 from support.together import say
 
@@ -56,6 +57,8 @@ class Run:
 
     out: str = option("out/train_lm", "folder for the checkpoints and the picture")
     devices: int = option(8, "simulated CPU devices, a divisor of --batch and --eval-windows")
+    mesh: str = option("data=-1", "axes data and tensor with their sizes, such as data=2,tensor=2")
+    async_tp: bool = option(False, "tensor parallelism in collective matmuls, sequence split")
     minutes: float = option(3.0, "limit of the training; a slow machine does fewer steps in it")
     checkpoint_every: int = option(200, "steps between checkpoints, 1 or more; also at the end")
     resume: bool = option(False, "go on from the checkpoint in --out (else it is replaced)")
@@ -79,18 +82,21 @@ def make_optimizer(config: Config, position: jax.typing.ArrayLike) -> optax.Grad
     return optax.chain(adamw, optax.scale_by_schedule(warmup))
 
 
-def window_losses(apply: Callable[..., Any], params: Any, windows: jax.Array) -> jax.Array:
+def window_losses(model: TransformerLM, params: Any, windows: jax.Array) -> jax.Array:
     """Return the mean loss of each window in nats per byte: (B, T + 1) bytes to (B,)."""
     tokens = windows.astype(jnp.int32)
-    logits = apply(params, tokens[:, :-1])  # (B, T, 256)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean(axis=1)
+    logits = model.apply(params, tokens[:, :-1])  # (B, T, 256), or a rank's part of the 256
+    losses = jaxcoll.vocab_parallel_cross_entropy(logits, tokens[:, 1:], model.axis_name)
+    return losses.mean(axis=1)
 
 
-def make_train_step(model: TransformerLM, config: Config, mesh: Mesh, *, sync: bool = True) -> Step:
+def make_train_step(
+    model: TransformerLM, config: Config, mesh: Mesh, specs: Any, *, sync: bool = True
+) -> Step:
     """Return the jitted step; with `sync=False` each device trains alone, to time the rest."""
 
     def mean_loss(params: Any, windows: jax.Array) -> jax.Array:
-        return window_losses(model.apply, params, windows).mean()
+        return window_losses(model, params, windows).mean()
 
     def train_step(state: TrainState, windows: jax.Array, position: jax.Array) -> tuple[Any, Any]:
         # Differentiate with respect to a per-device copy: for parameters that are typed as the
@@ -103,42 +109,21 @@ def make_train_step(model: TransformerLM, config: Config, mesh: Mesh, *, sync: b
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
 
-    in_specs = (P(), P("data"), P())
+    in_specs, out_specs = (specs, P("data"), P()), (specs, P())
     # Without the sync the results differ between devices, which check_vma would rightly refuse.
-    mapped = jax.shard_map(train_step, mesh=mesh, in_specs=in_specs, out_specs=P(), check_vma=sync)
+    mapped = jax.shard_map(
+        train_step, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=sync
+    )
     return jax.jit(mapped, donate_argnums=0)
-
-
-def train(
-    step: Step,
-    state: TrainState,
-    losses: list[float],
-    batch_of: Callable[[int], jax.Array],
-    config: Config,
-    run: Run,
-    checkpoints: Checkpoints,
-) -> TrainState:
-    """Train from step `len(losses)` on; append each step's loss to `losses`."""
-    progress = Progress(config.steps, config.batch * config.context, first_step=len(losses))
-    budget = Budget(config.steps, limit_s=60 * run.minutes, first_step=len(losses))
-    last = run.stop_after or config.steps
-    while budget.position < config.steps and len(losses) < last:
-        state, loss = step(state, batch_of(len(losses)), budget.position)
-        losses.append(float(loss))
-        budget.count_step()
-        progress.update(losses[-1], budget.position)
-        if len(losses) % run.checkpoint_every == 0:
-            checkpoints.save(state, losses, dataclasses.asdict(config))
-    progress.close()
-    checkpoints.save(state, losses, dataclasses.asdict(config))
-    return state
 
 
 def main() -> int:
     config, run = parse("Train a byte-level Transformer on Python's own source.", Config, Run)
-    jaxcoll.simulate_cpu_devices(run.devices)  # before anything else uses JAX
+    sizes = meshes.parse(run.mesh)
+    # Before anything else uses JAX.
+    jaxcoll.simulate_cpu_devices(meshes.num_devices(sizes, run.devices))
     jaxcoll.initialize()  # does nothing in a process that is alone
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    mesh = jaxcoll.make_mesh(sizes)
     checkpoints, losses = Checkpoints(pathlib.Path(run.out, "checkpoints"), keep=run.resume), []
     if resume := run.resume or checkpoints.are_of_this_job():
         saved, losses = checkpoints.latest_record()
@@ -146,15 +131,25 @@ def main() -> int:
     full_length = config.steps >= Config.steps and run.minutes >= Run.minutes
 
     corpus = data.load_corpus()
-    model = TransformerLM(256, config.num_layers, config.width, config.num_heads)
+    whole = TransformerLM(256, config.num_layers, config.width, config.num_heads)
+    splits = mesh.shape["tensor"] > 1
+    # The same model, and the same parameters, with its layers split over the axis.
+    model = whole.clone(
+        axis_name="tensor" if splits else None,
+        mesh=mesh,
+        sequence_parallel=run.async_tp,
+        overlap=run.async_tp,
+    )
 
     def init(key: jax.Array) -> TrainState:
-        params = model.init(key, jnp.zeros((1, 1), jnp.int32))
+        params = model.init(key, jnp.zeros((1, config.context), jnp.int32))
         return TrainState(params, make_optimizer(config, 0).init(params))
 
-    replicated = NamedSharding(mesh, P())
-    state = jax.jit(init, out_shardings=replicated)(jax.random.key(config.seed))
-    about = report.describe(state.params, config.batch, config.context)
+    key = jax.random.key(config.seed)
+    specs = nn.get_partition_spec(jax.eval_shape(init, key))
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    state = jax.jit(lambda key: nn.unbox(init(key)), out_shardings=shardings)(key)
+    about = report.describe(state.params, config.batch, config.context, mesh)
     say(corpus.describe(), about, sep="\n", flush=True)
 
     def batch_of(step: int) -> jax.Array:  # (B, T + 1)
@@ -165,7 +160,7 @@ def main() -> int:
 
     if resume:
         state = checkpoints.restore(len(losses), like=state)
-    step = make_train_step(model, config, mesh)
+    step = make_train_step(model, config, mesh, specs)
     state = train(step, state, losses, batch_of, config, run, checkpoints)
     if len(losses) == run.stop_after:
         say(f"stopped after step {len(losses)}; --resume goes on from there")
@@ -174,16 +169,15 @@ def main() -> int:
     if len(losses) < config.steps:
         say(f"the limit of {run.minutes} minutes: {len(losses)} of {config.steps} steps")
     windows = data.even_windows(corpus.held_out, (run.eval_windows, config.context + 1))
-    alone = make_train_step(model, config, mesh, sync=False)
+    alone = None if splits else make_train_step(model, config, mesh, specs, sync=False)
     inputs = (batch_of(0), float(config.steps))
+    params = jaxcoll.reshard(state.params, P(), mesh=mesh)  # of `whole`, on all devices
     passed = report.finish(
         report.Result(
             losses=losses,
-            held_out=evaluation.losses(
-                ft.partial(window_losses, model.apply), state.params, windows, mesh
-            ),
+            held_out=evaluation.losses(ft.partial(window_losses, whole), params, windows, mesh),
             bigram=bigram.losses(bigram.fit(corpus.training), windows),
-            sample=generate.generate(model, state.params, config.context, run.sample_bytes),
+            sample=generate.generate(whole, params, config.context, run.sample_bytes),
             comparison=timing.compare(step, alone, state, inputs, run.compare_seconds),
             tokens_per_step=config.batch * config.context,
             about=about,

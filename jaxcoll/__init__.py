@@ -10,6 +10,7 @@ from jaxcoll._lazy import load
 
 if TYPE_CHECKING:
     from jaxcoll import models as models
+    from jaxcoll import nnx as nnx
     from jaxcoll._accelerate import accelerate_lax as accelerate_lax
     from jaxcoll._config import config as config
     from jaxcoll._config import using as using
@@ -34,9 +35,22 @@ if TYPE_CHECKING:
     from jaxcoll.collectives.reduce_scatter import reduce_scatter as reduce_scatter
     from jaxcoll.mesh import DeviceMeshManager as DeviceMeshManager
     from jaxcoll.mesh import make_mesh as make_mesh
+    from jaxcoll.nn.attention import TPAttention as TPAttention
+    from jaxcoll.nn.cross_entropy import (
+        vocab_parallel_cross_entropy as vocab_parallel_cross_entropy,
+    )
+    from jaxcoll.nn.dense import ColumnParallelDense as ColumnParallelDense
+    from jaxcoll.nn.dense import RowParallelDense as RowParallelDense
+    from jaxcoll.nn.dense import TPAsyncDense as TPAsyncDense
+    from jaxcoll.nn.dense import TPDense as TPDense
+    from jaxcoll.nn.dropout import TPDropout as TPDropout
+    from jaxcoll.nn.embed import VocabParallelEmbed as VocabParallelEmbed
+    from jaxcoll.nn.mlp import TPMLP as TPMLP
+    from jaxcoll.nn.norms import TPLayerNorm as TPLayerNorm
+    from jaxcoll.nn.norms import TPRMSNorm as TPRMSNorm
     from jaxcoll.nn.sharded_linear import ShardedLinear as ShardedLinear
-    from jaxcoll.nn.tp_dense import TPAsyncDense as TPAsyncDense
-    from jaxcoll.nn.tp_dense import TPDense as TPDense
+    from jaxcoll.parallel.clipping import clip_by_global_norm as clip_by_global_norm
+    from jaxcoll.parallel.clipping import global_norm as global_norm
     from jaxcoll.parallel.data import DataParallel as DataParallel
     from jaxcoll.parallel.fsdp import gather_array_with_mean_grads as gather_array_with_mean_grads
     from jaxcoll.parallel.fsdp import gather_params as gather_params
@@ -62,6 +76,7 @@ if TYPE_CHECKING:
 # Public name -> module; loaded on first use, so that `import jaxcoll` costs next to nothing.
 _HOMES = {
     "CollectiveError": "jaxcoll._errors",
+    "ColumnParallelDense": "jaxcoll.nn.dense",
     "DataParallel": "jaxcoll.parallel.data",
     "DeviceMeshManager": "jaxcoll.mesh",
     "DevicePlacement": "jaxcoll.parallel.placement",
@@ -69,16 +84,24 @@ _HOMES = {
     "Info": "jaxcoll._info",
     "NativeUnavailableError": "jaxcoll._errors",
     "Report": "jaxcoll._explain",
+    "RowParallelDense": "jaxcoll.nn.dense",
     "ShardedLinear": "jaxcoll.nn.sharded_linear",
-    "TPAsyncDense": "jaxcoll.nn.tp_dense",
-    "TPDense": "jaxcoll.nn.tp_dense",
+    "TPAsyncDense": "jaxcoll.nn.dense",
+    "TPAttention": "jaxcoll.nn.attention",
+    "TPDense": "jaxcoll.nn.dense",
+    "TPDropout": "jaxcoll.nn.dropout",
+    "TPLayerNorm": "jaxcoll.nn.norms",
+    "TPMLP": "jaxcoll.nn.mlp",
+    "TPRMSNorm": "jaxcoll.nn.norms",
     "TrainState": "jaxcoll.parallel.state",
+    "VocabParallelEmbed": "jaxcoll.nn.embed",
     "accelerate_lax": "jaxcoll._accelerate",
     "all_gather": "jaxcoll.collectives.all_gather",
     "all_gather_matmul": "jaxcoll.collectives.all_gather_matmul",
     "all_reduce": "jaxcoll.collectives.all_reduce",
     "all_to_all": "jaxcoll.collectives.all_to_all",
     "broadcast": "jaxcoll.collectives.broadcast",
+    "clip_by_global_norm": "jaxcoll.parallel.clipping",
     "config": "jaxcoll._config",
     "create_train_state": "jaxcoll.parallel.state",
     "data_parallel_train_step": "jaxcoll.parallel.step",
@@ -88,6 +111,7 @@ _HOMES = {
     "fully_shard": "jaxcoll.parallel.fully_shard",
     "gather_array_with_mean_grads": "jaxcoll.parallel.fsdp",
     "gather_params": "jaxcoll.parallel.fsdp",
+    "global_norm": "jaxcoll.parallel.clipping",
     "import_stages": "jaxcoll.parallel.layouts",
     "import_tp_dense": "jaxcoll.parallel.layouts",
     "info": "jaxcoll._info",
@@ -104,17 +128,20 @@ _HOMES = {
     "simulate_cpu_devices": "jaxcoll._processes",
     "sync_gradients": "jaxcoll.parallel.fsdp",
     "using": "jaxcoll._config",
+    "vocab_parallel_cross_entropy": "jaxcoll.nn.cross_entropy",
     "with_partitioning": "jaxcoll.parallel.partitioned",
 }
 
-__all__ = [*_HOMES, "__version__", "models"]
+_MODULES = ("models", "nnx")
+
+__all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = load(f"jaxcoll.{name}", _HOMES[name], name)
-    elif name == "models":
-        value = importlib.import_module("jaxcoll.models")
+    elif name in _MODULES:
+        value = importlib.import_module(f"jaxcoll.{name}")
     elif name == "__version__":
         from importlib.metadata import version
 

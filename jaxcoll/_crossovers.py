@@ -1,9 +1,11 @@
-"""From which size on `backend="auto"` leaves copies to lax: known defaults, or what was measured.
+"""What `backend="auto"` takes by size: known defaults, or what was measured.
 
-Copies alone, which give the same bits on both paths. `jaxcoll bench` writes what it measured on a
+From which size on copies are left to lax (copies alone, which give the same bits on both paths),
+and up to which a collective matmul is one native call. `jaxcoll bench` writes what it measured on a
 machine; `auto` reads it once a process.
 """
 
+import dataclasses
 import functools as ft
 import json
 import os
@@ -11,33 +13,68 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from jaxcoll._config import logger
 
 COPIES = ("all_gather", "all_to_all", "broadcast", "ppermute")
 
+T = TypeVar("T")
+MATMULS = ("all_gather_matmul", "matmul_reduce_scatter")
+Within = Literal["one process", "several processes"]  # the ranks of a group
+
 # op -> ranks of a group -> bytes of a rank's operand; None where lax is never faster
 Table = dict[str, dict[int, int | None]]
 
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a file says.
+
+    Attributes:
+        lax_from_bytes: of copies.
+        one_call_to_products: of collective matmuls, by where the ranks are, then as `Table`: up to
+            how many multiplications of all ranks one native call serves.
+    """
+
+    lax_from_bytes: Table
+    one_call_to_products: dict[str, dict[str, dict[int, int]]]
+
+
 # Where benchmarks/results shows native behind, whatever the number of ranks.
 _DEFAULTS = {"ppermute": 4 << 20}
+# From there on XLA's matmul gains more than the step that one call saves: on 2 cores of Intel Xeon.
+_DEFAULT_PRODUCTS = {"one process": 1 << 24, "several processes": 1 << 27}
 
 
 def lax_from_bytes(op: str, ranks: int) -> int | None:
     """Returns the size from which on lax is faster, or None where it is not."""
-    table = _measured()
-    if table is None:
+    measured = _measured()
+    if measured is None:
         return _DEFAULTS.get(op)
-    by_ranks = table.get(op, {})
+    return _of_ranks(measured.lax_from_bytes.get(op, {}), ranks, _DEFAULTS.get(op))
+
+
+def one_call_to_products(op: str, ranks: int, within: Within) -> int:
+    """Returns up to how many multiplications of all ranks one native call is the fastest."""
+    measured = _measured()
+    if measured is None:
+        return _DEFAULT_PRODUCTS[within]
+    by_ranks = measured.one_call_to_products.get(within, {}).get(op, {})
+    return _of_ranks(by_ranks, ranks, _DEFAULT_PRODUCTS[within])
+
+
+def _of_ranks(by_ranks: Mapping[int, T], ranks: int, default: T) -> T:
+    """Returns what was measured of a group, or of the next larger one, nearer to the limits."""
     if ranks in by_ranks:
         return by_ranks[ranks]
-    # Not measured: what holds for the next larger group, which is nearer to the memory's limit.
-    return next((by_ranks[r] for r in sorted(by_ranks) if r > ranks), _DEFAULTS.get(op))
+    return next((by_ranks[r] for r in sorted(by_ranks) if r > ranks), default)
 
 
 def fingerprint() -> str:
     """Returns what two processes must share to decide alike."""
-    return json.dumps(_measured(), sort_keys=True)
+    measured = _measured()
+    return json.dumps(measured and dataclasses.asdict(measured), sort_keys=True)
 
 
 def path() -> Path:
@@ -63,28 +100,59 @@ def write(found: Mapping[str, int | None], ranks: int, largest: int) -> Path:
     Raises:
         OSError: the file can't be written.
     """
-    merged = {op: dict(by_ranks) for op, by_ranks in (_read() or {}).items()}
+    known = _read() or Measured({}, {})
+    merged = {op: dict(by_ranks) for op, by_ranks in known.lax_from_bytes.items()}
     for op in set(found) & set(COPIES):
         size = found[op]
         if size is None:
-            known = merged.get(op, {}).get(ranks, _DEFAULTS.get(op))
-            size = known if known is not None and known > largest else None
+            before = merged.get(op, {}).get(ranks, _DEFAULTS.get(op))
+            size = before if before is not None and before > largest else None
         merged.setdefault(op, {})[ranks] = size
+    return _store(dataclasses.replace(known, lax_from_bytes=merged))
+
+
+def write_matmuls(found: Mapping[str, int], ranks: int, within: Within, largest: int) -> Path:
+    """Stores up to how many multiplications one call serves, beside what the file holds.
+
+    Args:
+        found: of each op that was measured.
+        ranks: of the groups.
+        within: where they were.
+        largest: the most multiplications that were measured; of more the file keeps what it knows.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    known = _read() or Measured({}, {})
+    merged = {
+        place: {op: dict(by_ranks) for op, by_ranks in ops.items()}
+        for place, ops in known.one_call_to_products.items()
+    }
+    of_place = merged.setdefault(within, {})
+    for op, products in found.items():
+        before = of_place.get(op, {}).get(ranks, _DEFAULT_PRODUCTS[within])
+        kept = before if products >= largest and before > largest else products
+        of_place.setdefault(op, {})[ranks] = kept
+    return _store(dataclasses.replace(known, one_call_to_products=merged))
+
+
+def _store(measured: Measured) -> Path:
     path().parent.mkdir(parents=True, exist_ok=True)
     new = path().with_suffix(f".{os.getpid()}.tmp")  # nobody reads half a file
-    new.write_text(json.dumps({"machine": _machine(), "lax_from_bytes": merged}, indent=1) + "\n")
+    content = {"machine": _machine(), **dataclasses.asdict(measured)}
+    new.write_text(json.dumps(content, indent=1) + "\n")
     new.replace(path())
     _measured.cache_clear()
     return path()
 
 
 @ft.cache
-def _measured() -> Table | None:
+def _measured() -> Measured | None:
     return _read()
 
 
-def _read() -> Table | None:
-    """Returns the file's table, or None where there is none for this machine."""
+def _read() -> Measured | None:
+    """Returns what the file says, or None where there is none for this machine."""
     file: object = "jaxcoll's file of crossovers"
     try:
         file = path()
@@ -93,12 +161,13 @@ def _read() -> Table | None:
         content = json.loads(file.read_text())
         if content["machine"] != _machine():
             return None
-        return {
-            op: {
-                int(ranks): None if size is None else int(size) for ranks, size in by_ranks.items()
-            }
-            for op, by_ranks in content["lax_from_bytes"].items()
-        }
+        return Measured(
+            _by_ranks(content["lax_from_bytes"]),
+            {
+                place: _by_ranks(ops)
+                for place, ops in content.get("one_call_to_products", {}).items()
+            },
+        )
     except (OSError, RuntimeError, ValueError, KeyError, AttributeError, TypeError) as error:
         logger.warning(
             "jaxcoll: %s can't be read (%r) and is ignored; `jaxcoll bench` writes it anew.",
@@ -106,6 +175,14 @@ def _read() -> Table | None:
             error,
         )
         return None
+
+
+def _by_ranks(table: Any) -> Any:
+    """Returns a table as it was before JSON made texts of its numbers."""
+    return {
+        op: {int(ranks): None if size is None else int(size) for ranks, size in by_ranks.items()}
+        for op, by_ranks in table.items()
+    }
 
 
 def _machine() -> dict[str, object]:

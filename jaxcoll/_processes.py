@@ -65,6 +65,11 @@ def simulate_cpu_devices(num_devices: int) -> None:
     _simulated = num_devices
 
 
+def is_one_of_several() -> bool:
+    """Tells whether `jaxcoll run` has started this process as one of several."""
+    return _int_of("JAXCOLL_NUM_PROCESSES") > 1
+
+
 def expected_devices() -> int:
     """Returns how many CPU devices this process will have, as far as can be known before JAX."""
     forced = re.findall(

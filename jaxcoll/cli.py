@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxcoll._errors import NativeUnavailableError
@@ -21,8 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "bench",
         help="every op against jax.lax on this machine",
         description="Measures native calls against jax.lax, alternating, each in a chain of calls "
-        "in one program. Ends with the sizes from which on lax is the faster path for a copy, and "
-        'stores them for backend="auto".',
+        "in one program; collective matmuls, of square blocks, as one native call and as a "
+        "collective and a matmul. Ends with the sizes from which on lax is the faster path for a "
+        "copy, and up to which a collective matmul is best one call, and stores them for "
+        'backend="auto". Matmuls between processes: jaxcoll run -n 2 -m jaxcoll bench '
+        "all_gather_matmul.",
     )
     bench.add_argument("ops", nargs="*", metavar="OP", help="all_reduce, ...; all without any")
     bench.add_argument(
@@ -103,45 +106,105 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _bench(chosen: argparse.Namespace) -> int:
-    from jaxcoll import _bench, _crossovers, _native
+    from jaxcoll import _bench, _bench_matmul, _native
     from jaxcoll._accelerate import accelerate_lax
     from jaxcoll._errors import one_of
-    from jaxcoll._processes import simulate_cpu_devices
+    from jaxcoll._processes import is_one_of_several, simulate_cpu_devices
 
     sizes = _bench.sizes_of(chosen.sizes)
+    known = (*_bench.known(), *_bench_matmul.OPS)
     for op in chosen.ops:
-        if op not in _bench.known():
-            raise ValueError(one_of("bench", "OP", op, _bench.known()))
-    if chosen.devices < 2:
-        raise ValueError(f"--devices: expected at least 2, got {chosen.devices}.")
+        if op not in known:
+            raise ValueError(one_of("bench", "OP", op, known))
     if chosen.rounds < 1:
         raise ValueError(f"--rounds: expected at least 1, got {chosen.rounds}.")
-    simulate_cpu_devices(chosen.devices)
+    ops = chosen.ops or known
+    collectives = [op for op in ops if op in _bench.known()]
+    matmuls = [op for op in ops if op in _bench_matmul.OPS]
+    if is_one_of_several():
+        if collectives:
+            raise ValueError(
+                "bench: OP: between processes it measures collective matmuls alone: "
+                f"{', '.join(_bench_matmul.OPS)}. Others: make bench-processes, in a clone."
+            )
+    elif chosen.devices < 2:
+        raise ValueError(f"--devices: expected at least 2, got {chosen.devices}.")
+    else:
+        simulate_cpu_devices(chosen.devices)
     accelerate_lax(False)  # whatever the environment says: lax is what is compared with
+    reason = _native.missing_reason()
+    wrong = _bench_collectives(chosen, collectives, sizes, reason) if collectives else 0
+    if matmuls and reason is None:
+        reason = _native.matmul_problem()
+    if matmuls and reason is not None:
+        print(f"collective matmuls are not measured: {reason}")
+    elif matmuls:
+        wrong = _bench_matmuls(chosen, matmuls, sizes) or wrong
+    return wrong
+
+
+def _bench_collectives(
+    chosen: argparse.Namespace, ops: list[str], sizes: list[int], reason: str | None
+) -> int:
+    from jaxcoll import _bench, _crossovers
+
     print(f"{chosen.devices} devices, f32; times of one call in a chain in us, rates in GB/s")
-    if reason := _native.missing_reason():
+    if reason:
         print(f"no native calls, jax.lax alone: {reason}")
     print(_bench.head(), flush=True)
     rows = []
-    for row in _bench.run(chosen.ops or _bench.known(), sizes, chosen.rounds):
+    for row in _bench.run(ops, sizes, chosen.rounds):
         print(_bench.text(row), flush=True)
         rows.append(row)
-    if wrong := sum(row.wrong for row in rows):
-        print(f"{wrong} wrong elements", file=sys.stderr)
-        return 1
     found = {} if reason else _bench.crossovers(rows)
     for op, size in found.items():
         if size is not None:
             print(f"{op} on {chosen.devices} ranks: lax is faster from {size} bytes on")
     if not reason and not any(found.values()):
         print("at no two neighbouring sizes of a copy is lax more than 5% faster")
+    largest = max(row.bytes for row in rows)
+    return _end(rows, chosen, found, lambda: _crossovers.write(found, chosen.devices, largest))
+
+
+def _bench_matmuls(chosen: argparse.Namespace, ops: list[str], sizes: list[int]) -> int:
+    import jax
+
+    from jaxcoll import _bench_matmul, _crossovers
+
+    is_first = jax.process_index() == 0
+    ranks, within = jax.device_count(), _bench_matmul.ranks_are_in()
+    if is_first:
+        print(f"{ranks} ranks in {within}, f32, blocks of side x side; times of a program in us")
+        print(_bench_matmul.head(), flush=True)
+    rows = []
+    for row in _bench_matmul.run(ops, sizes, chosen.rounds):
+        rows.append(row)
+        if is_first:
+            print(_bench_matmul.text(row), flush=True)
+    if not is_first:
+        return 1 if any(row.wrong for row in rows) else 0
+    found = _bench_matmul.crossovers(rows)
+    for op, products in found.items():
+        print(f"{op} on {ranks} ranks: one call up to {products:.3g} multiplications")
+    largest = max(row.products for row in rows)
+    return _end(
+        rows, chosen, found, lambda: _crossovers.write_matmuls(found, ranks, within, largest)
+    )
+
+
+def _end(
+    rows: Sequence[Any], chosen: argparse.Namespace, found: Any, write: Callable[[], Any]
+) -> int:
+    """Stores what was found; returns the exit status."""
+    if wrong := sum(row.wrong for row in rows):
+        print(f"{wrong} wrong elements", file=sys.stderr)
+        return 1
     if chosen.no_store or not found:
         print("not stored for auto")
-    else:
-        try:
-            file = _crossovers.write(found, chosen.devices, max(row.bytes for row in rows))
-        except (OSError, RuntimeError) as error:
-            print(f"not stored for auto: {error}; set JAXCOLL_CROSSOVERS", file=sys.stderr)
-            return 1
-        print(f"stored for auto: {file}")
+        return 0
+    try:
+        print(f"stored for auto: {write()}")
+    except (OSError, RuntimeError) as error:
+        print(f"not stored for auto: {error}; set JAXCOLL_CROSSOVERS", file=sys.stderr)
+        return 1
     return 0

@@ -12,6 +12,7 @@ import pathlib
 from typing import Any
 
 import pytest
+import quick
 from cases import each_value, pairwise
 from checks import auto_is_native, native_missing
 
@@ -31,9 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Not what somebody once measured on this machine.
     os.environ["JAXCOLL_CROSSOVERS"] = os.devnull + "/none"
     if not config.option.full:
-        # Most of the time is spent compiling small programs. With --full, they are optimised.
-        quick = "--xla_backend_optimization_level=0"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick.XLA_FLAGS}".strip()
     jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
     config.addinivalue_line("markers", "full: runs only with --full")
@@ -57,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     else:
         cases = pairwise(*factors)
     ids = ["-".join(map(_id, names, case)) for case in cases]
-    metafunc.parametrize(names, cases if len(names) > 1 else [case[0] for case in cases], ids=ids)
+    metafunc.parametrize(names, cases, ids=ids)
 
 
 def _id(name: str, value: Any) -> str:

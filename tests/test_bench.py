@@ -11,7 +11,7 @@ import pytest
 from checks import mapped, mesh, native_missing
 
 import jaxcoll
-from jaxcoll import _bench, _crossovers
+from jaxcoll import _bench, _bench_matmul, _crossovers, _native
 from jaxcoll.cli import main
 
 needs_native = pytest.mark.skipif(native_missing() is not None, reason="needs the native extension")
@@ -182,6 +182,74 @@ def test_auto_takes_what_was_measured(file: pathlib.Path):
     assert path(4096) == "lax"
     _crossovers.write({"all_gather": None}, 2, 10_000)
     assert path(4096) == "native"
+
+
+def matmul_rows(op: str, *ratios: float) -> list[_bench_matmul.Row]:
+    return [
+        _bench_matmul.Row(op, 16, 1000 * 8**i, "native", 1.0, 1.0, 1.0, ratio, 0)
+        for i, ratio in enumerate(ratios)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [
+        ((2.0, 1.5, 0.8, 0.7), {"all_gather_matmul": 8000}),
+        ((2.0, 0.8, 1.1, 0.7, 0.7), {"all_gather_matmul": 64000}),  # a single one may be noise
+        ((2.0, 1.0, 0.98), {"all_gather_matmul": 64000}),
+        ((0.5, 0.5, 2.0), {"all_gather_matmul": 0}),
+        ((0.5,), {}),
+    ],
+)
+def test_where_two_steps_are_faster(ratios: tuple[float, ...], expected: dict[str, int]):
+    assert _bench_matmul.crossovers(matmul_rows("all_gather_matmul", *ratios)) == expected
+
+
+@needs_native
+def test_auto_takes_the_way_that_was_measured(file: pathlib.Path):
+    if _native.matmul_problem():
+        pytest.skip("needs SciPy's BLAS")
+
+    def path(side: int) -> str:
+        f = mapped(lambda x, w: jaxcoll.all_gather_matmul(x, w, "x", backend="auto"), mesh(2))
+        blocks = np.zeros((2, side, side), np.float32)
+        (row,) = jaxcoll.explain(f, blocks, blocks).rows
+        return row.path
+
+    assert path(32) == "native"
+    products = 2 * 2 * 32**3
+    _crossovers.write_matmuls({"all_gather_matmul": products - 1}, 2, "one process", 1 << 30)
+    assert (path(16), path(32)) == ("native", "two-step")
+    # Of other groups, and between processes, what is known stays; of copies, too.
+    _crossovers.write_matmuls({"all_gather_matmul": 0}, 2, "several processes", 1 << 30)
+    _crossovers.write({"all_gather": 2000}, 2, 10_000)
+    assert path(16) == "native"
+    assert _crossovers.one_call_to_products("all_gather_matmul", 2, "several processes") == 0
+    assert _crossovers.one_call_to_products("all_gather_matmul", 4, "one process") == 1 << 24
+    assert _crossovers.lax_from_bytes("all_gather", 2) == 2000
+    # All that was measured was best in one call: of more, what is known stays.
+    most = products - 1
+    _crossovers.write_matmuls({"all_gather_matmul": 1000}, 2, "one process", 1000)
+    assert _crossovers.one_call_to_products("all_gather_matmul", 2, "one process") == most
+
+
+@needs_native
+def test_the_command_with_matmuls(file: pathlib.Path):
+    command = ["bench", "matmul_reduce_scatter", "--sizes", "1K:4K", "--devices", "2"]
+    said = run(
+        f"import os; os.environ['JAXCOLL_CROSSOVERS'] = {str(file)!r}; "
+        f"from jaxcoll.cli import main; raise SystemExit(main({[*command, '--rounds', '3']}))"
+    )
+    lines = said.splitlines()
+    if "collective matmuls are not measured" in said:
+        pytest.skip("needs SciPy's BLAS")
+    assert lines[0].startswith("2 ranks in one process, f32")
+    measured = [line.split() for line in lines[2:4]]
+    assert [row[:2] for row in measured] == [["matmul_reduce_scatter", s] for s in ("16", "32")]
+    assert all(row[-1] == "0" for row in measured)
+    assert lines[-1] == f"stored for auto: {file}"
+    stored = json.loads(file.read_text())["one_call_to_products"]["one process"]
+    assert set(stored) == {"matmul_reduce_scatter"}
 
 
 def test_lax_is_never_faster(file: pathlib.Path):

@@ -8,12 +8,14 @@ import pytest
 
 import jaxcoll
 import jaxcoll.models
+import jaxcoll.nnx
 
 WITHOUT_FLAX = {
     *("CollectiveError", "DeviceMeshManager", "DevicePlacement", "Info", "NativeUnavailableError"),
     *("Report", "accelerate_lax", "all_gather", "all_gather_matmul", "all_reduce", "all_to_all"),
-    *("broadcast", "config", "explain", "info", "initialize", "make_mesh", "models", "ppermute"),
-    *("matmul_reduce_scatter", "reduce_scatter", "reset", "simulate_cpu_devices", "using"),
+    *("broadcast", "config", "explain", "info", "initialize", "make_mesh", "models", "nnx"),
+    *("matmul_reduce_scatter", "ppermute", "reduce_scatter", "reset", "simulate_cpu_devices"),
+    *("clip_by_global_norm", "global_norm", "using", "vocab_parallel_cross_entropy"),
 }
 
 # Imports as if these were not installed.
@@ -26,8 +28,8 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Blocked())
-import jaxcoll, jaxcoll.models
-for module in (jaxcoll, jaxcoll.models):
+import jaxcoll, jaxcoll.models, jaxcoll.nnx
+for module in (jaxcoll, jaxcoll.models, jaxcoll.nnx):
     for name in set(module.__all__) - {{"__version__"}}:
         try:
             getattr(module, name)
@@ -48,4 +50,5 @@ def test_names_say_what_to_install(blocked: tuple[str, ...], tmp_path: pathlib.P
     if "flax" in blocked:
         lacking = {name for module, name, _ in missing if module == "jaxcoll"}
         assert lacking == {*jaxcoll.__all__} - WITHOUT_FLAX - {"__version__"}
-        assert {name for m, name, _ in missing if m != "jaxcoll"} == {*jaxcoll.models.__all__}
+        others = {name for module, name, _ in missing if module != "jaxcoll"}
+        assert others == {*jaxcoll.models.__all__, *jaxcoll.nnx.__all__}

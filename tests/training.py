@@ -1,5 +1,6 @@
 """Training to compare with: batches, meshes, and plain SGD on one device, in float64."""
 
+import functools as ft
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jaxcoll
 from jaxcoll import create_train_state
 
 STEPS = 4
+SGD = optax.sgd(0.5)
 
 
 def batch(size: int = 48) -> Any:
@@ -25,7 +27,7 @@ def mesh_of(**axes: int) -> Any:
 
 def start(model: Any, data: Any, mesh: Any = None, optimizer: Any = None) -> Any:
     """Returns a state, of SGD unless another optimizer is given."""
-    optimizer = optax.sgd(0.5) if optimizer is None else optimizer
+    optimizer = SGD if optimizer is None else optimizer
     return create_train_state(model, optimizer, jax.random.key(0), data, mesh)
 
 
@@ -46,24 +48,30 @@ def train(
     return state, seen
 
 
-def reference(model: Any, params: Any, data: Any, optimizer: Any = None) -> tuple[Any, list[float]]:
-    """Returns the parameters after training on one device, and the losses."""
-    optimizer = optax.sgd(0.5) if optimizer is None else optimizer
+@ft.cache
+def _step_alone(model: Any, optimizer: Any) -> Any:
+    """Compiles a step on one device, once for all tests of a model and an optimizer."""
 
-    def loss(params: Any) -> Any:
+    def loss(params: Any, data: Any) -> Any:
         logits = model.apply({"params": params}, data[0])
         return optax.softmax_cross_entropy_with_integer_labels(logits, data[1]).mean()
 
     @jax.jit
-    def step(params: Any, opt_state: Any) -> Any:
-        value, grads = jax.value_and_grad(loss)(params)
+    def step(params: Any, opt_state: Any, data: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, data)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    opt_state = optimizer.init(params)
+    return step
+
+
+def reference(model: Any, params: Any, data: Any, optimizer: Any = None) -> tuple[Any, list[float]]:
+    """Returns the parameters after training on one device, and the losses."""
+    optimizer = SGD if optimizer is None else optimizer
+    step, opt_state = _step_alone(model, optimizer), optimizer.init(params)
     losses = []
     for _ in range(STEPS):
-        params, opt_state, value = step(params, opt_state)
+        params, opt_state, value = step(params, opt_state, data)
         losses.append(float(value))
     return params, losses
 

@@ -242,7 +242,11 @@ void CallSite::FailJob(std::int64_t run, const Status& cause) const {
 void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
   Meeting::OpenCall call;
   for (std::size_t group = 0; group < meetings_.size(); ++group) {
-    if (meetings_[group] == nullptr || !meetings_[group]->IsOpen(call)) {
+    if (meetings_[group] == nullptr) {
+      continue;
+    }
+    meetings_[group]->ShowLeft(now_ns);
+    if (!meetings_[group]->IsOpen(call)) {
       continue;
     }
     Meeting& meeting = *meetings_[group];

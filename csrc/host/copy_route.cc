@@ -37,44 +37,50 @@ std::size_t ExchangeRoute::At(std::size_t round, std::size_t target, std::size_t
          ((one_for_all_ ? 0 : target) * members_.most_ranks() + position) * piece_bytes_;
 }
 
-bool ExchangeRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,
+BlockSide ExchangeRoute::Packed(const Slabs::Piece& piece) const {
+  return {.row = layout_.columns * piece.length, .column = piece.length};
+}
+
+bool ExchangeRoute::Run(std::size_t /*phase*/, std::size_t round, const Buffers& local,
                         const Processes& processes) const {
   if (round >= slabs_.num_pieces()) {
     return true;
   }
   const Slabs::Piece piece = slabs_.piece(round);
-  const BlockSide from{.row = layout_.from_row, .column = layout_.from_column};
-  const BlockSide to{.row = layout_.to_row, .column = layout_.to_column};
-  const BlockSide packed{.row = layout_.columns * piece.length, .column = piece.length};
-  const auto operand = [&](std::size_t j) {
-    return static_cast<const std::byte*>(local.operands[j]) + piece.begin;
-  };
-  // Packed pieces begin with their first row; blocks with the block's.
-  const std::size_t skipped = piece.row * piece.length;
-  if (phase == 0) {
-    bool left = false;
-    for (std::size_t target = 0; target < members_.num_ranks(); ++target) {
-      if (members_.is_mine(target) || (one_for_all_ && left)) {
-        continue;
-      }
-      left = true;
-      for (std::size_t j = 0; j < local.num_ranks; ++j) {
-        CopyBlock(piece, layout_.columns, operand(j) + target * layout_.from_block, from,
-                  processes.windows[members_.mine()] + At(round, target, j) - skipped, packed,
-                  nullptr);
-      }
+  bool left = false;
+  for (std::size_t target = 0; target < members_.num_ranks(); ++target) {
+    if (members_.is_mine(target) || (one_for_all_ && left)) {
+      continue;
     }
+    left = true;
+    for (std::size_t j = 0; j < local.num_ranks; ++j) {
+      CopyBlock(piece, layout_.columns,
+                static_cast<const std::byte*>(local.operands[j]) + piece.begin +
+                    target * layout_.from_block,
+                {.row = layout_.from_row, .column = layout_.from_column},
+                processes.windows[members_.mine()] + At(round, target, j) - Skipped(piece),
+                Packed(piece), nullptr);
+    }
+  }
+  return true;
+}
+
+bool ExchangeRoute::Take(std::size_t round, std::size_t process, const Buffers& local,
+                         const Processes& processes) const {
+  if (round >= slabs_.num_pieces()) {
     return true;
   }
+  const Slabs::Piece piece = slabs_.piece(round);
   for (const std::size_t target : members_.my_ranks()) {
     std::byte* const result =
         static_cast<std::byte*>(local.results[members_.position(target)]) + piece.begin;
     for (std::size_t source = 0; source < members_.num_ranks(); ++source) {
-      if (!members_.is_mine(source)) {
+      if (members_.process_of(source) == process) {
         CopyBlock(piece, layout_.columns,
-                  processes.windows[members_.process_of(source)] +
-                      At(round, target, members_.position(source)) - skipped,
-                  packed, result + source * layout_.to_block, to, nullptr);
+                  processes.windows[process] + At(round, target, members_.position(source)) -
+                      Skipped(piece),
+                  Packed(piece), result + source * layout_.to_block,
+                  {.row = layout_.to_row, .column = layout_.to_column}, nullptr);
       }
     }
   }
@@ -123,6 +129,17 @@ std::size_t PermuteRoute::num_rounds() const {
 
 std::size_t PermuteRoute::At(std::size_t round, std::size_t position) const {
   return (round % 2) * half_bytes_ + position * piece_bytes_;
+}
+
+bool PermuteRoute::Reads(std::size_t /*phase*/, std::size_t reader, std::size_t process) const {
+  for (std::size_t target = 0; target < source_of_.size(); ++target) {
+    const std::size_t source = source_of_[target];
+    if (source != PermuteWork::kNone && members_.process_of(target) == reader &&
+        members_.process_of(source) == process) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,

@@ -23,9 +23,18 @@ class ExchangeRoute final : public Route {
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const override;
   void Meanwhile(std::size_t round, const Buffers& local) const override;
+  [[nodiscard]] bool takes_one_by_one() const override { return true; }
+  [[nodiscard]] bool Take(std::size_t round, std::size_t process, const Buffers& local,
+                          const Processes& processes) const override;
 
  private:
   [[nodiscard]] std::size_t At(std::size_t round, std::size_t target, std::size_t position) const;
+
+  // Packed pieces begin with their first row; blocks with the block's.
+  [[nodiscard]] BlockSide Packed(const Slabs::Piece& piece) const;
+  [[nodiscard]] static std::size_t Skipped(const Slabs::Piece& piece) {
+    return piece.row * piece.length;
+  }
 
   ExchangeLayout layout_;
   const Membership& members_;
@@ -35,7 +44,8 @@ class ExchangeRoute final : public Route {
   Slabs slabs_;  // of one block
 };
 
-/// A round is one piece of every operand that a rank of another process wants.
+/// A round is one piece of every operand that a rank of another process wants. Nobody waits for
+/// those that it gets nothing from.
 class PermuteRoute final : public Route {
  public:
   PermuteRoute(const std::vector<std::size_t>& source_of, std::size_t bytes,
@@ -45,6 +55,8 @@ class PermuteRoute final : public Route {
   [[nodiscard]] std::size_t num_rounds() const override;
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const override;
+  [[nodiscard]] bool Reads(std::size_t phase, std::size_t reader,
+                           std::size_t process) const override;
 
  private:
   [[nodiscard]] std::size_t At(std::size_t round, std::size_t position) const;

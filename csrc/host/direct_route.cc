@@ -30,17 +30,18 @@ bool DirectRoute::Run(std::size_t phase, std::size_t /*round*/, const Buffers& l
     }
     return true;
   }
-  if (phase == 2) {
-    return true;
-  }
+  return true;
+}
+
+bool DirectRoute::Take(std::size_t /*round*/, std::size_t process, const Buffers& local,
+                       const Processes& processes) const {
   for (const std::size_t target : members_.my_ranks()) {
     auto* const result = static_cast<std::byte*>(local.results[members_.position(target)]);
     for (std::size_t source = 0; source < members_.num_ranks(); ++source) {
-      if (members_.is_mine(source) || !Wants(target, source)) {
+      if (members_.process_of(source) != process || !Wants(target, source)) {
         continue;
       }
       const std::size_t j = members_.position(source);
-      const std::size_t process = members_.process_of(source);
       const std::byte* address = nullptr;
       std::memcpy(static_cast<void*>(&address), processes.windows[process] + j * sizeof(address),
                   sizeof(address));
@@ -50,6 +51,23 @@ bool DirectRoute::Run(std::size_t phase, std::size_t /*round*/, const Buffers& l
     }
   }
   return true;
+}
+
+bool DirectRoute::Reads(std::size_t phase, std::size_t reader, std::size_t process) const {
+  if (phase == 2) {  // its own operands are what the others read
+    return Reads(1, process, reader);
+  }
+  for (std::size_t target = 0; target < members_.num_ranks(); ++target) {
+    if (members_.process_of(target) != reader) {
+      continue;
+    }
+    for (std::size_t source = 0; source < members_.num_ranks(); ++source) {
+      if (members_.process_of(source) == process && Wants(target, source)) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 void DirectRoute::Meanwhile(std::size_t /*round*/, const Buffers& local) const {

@@ -1,8 +1,8 @@
 // host/direct_route.h: large copies across processes, read from where they lie.
 //
 // A process leaves the addresses of its operands in its window, the others read them through the
-// system (host/peer_memory.h), one copy instead of two, and it goes on when all have read. One that
-// gives up fails the job before its buffers become somebody else's; whoever has read looks for
+// system (host/peer_memory.h), one copy instead of two, and it goes on when they have read. One
+// that gives up fails the job before its buffers become somebody else's; whoever has read looks for
 // that.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace jaxcoll {
 
-/// Three phases, one round: leave addresses, read, wait until all have read.
+/// Three phases, one round: leave addresses, read, wait for those that read.
 class DirectRoute : public Route {
  public:
   explicit DirectRoute(const Membership& members) : members_(members) {}
@@ -25,6 +25,10 @@ class DirectRoute : public Route {
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const final;
   void Meanwhile(std::size_t round, const Buffers& local) const final;
+  [[nodiscard]] bool Reads(std::size_t phase, std::size_t reader, std::size_t process) const final;
+  [[nodiscard]] bool takes_one_by_one() const final { return true; }
+  [[nodiscard]] bool Take(std::size_t round, std::size_t process, const Buffers& local,
+                          const Processes& processes) const final;
 
  protected:
   /// Copies what rank `target`, of this process, gets from `source`'s operand at `from`, which is

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>  // SYS_futex
 #include <unistd.h>       // syscall
 
+#include <algorithm>    // std::max
 #include <ctime>        // nanosleep, timespec
 #include <optional>     // std::nullopt
 #include <string_view>  // std::string_view
@@ -19,8 +20,11 @@ namespace {
 // Looks at the others before the core is offered to whoever wants it.
 constexpr int kBusyLooks = 200;
 constexpr int kCrowdedLooks = 5;
-// How long a handler may look for the others before its program waits in a future.
+// How long a handler may look for the others before its program waits in a future. Where processes
+// share cores, the others may have to take their turns first, which is not worth two threads'
+// wakes.
 constexpr std::int64_t kSpinNs = 200'000;
+constexpr std::int64_t kCrowdedSpinNs = 1'000'000;
 // A sleeper looks after the others this often.
 constexpr std::int64_t kNapNs = 50'000'000;
 // Calls of one group that all have stood for this long and don't match never will.
@@ -55,13 +59,48 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       peers_(members.num_processes() - 1),
       windows_(members.num_processes()),
       pids_(members.num_processes()),
-      readers_(peers_.size()) {
+      is_ahead_(GoesAhead(members.mine())) {
+  const std::size_t mine = members.mine();
+  std::vector<std::size_t> watchers;
   for (std::size_t process = 0, i = 0; process < members.num_processes(); ++process) {
-    if (process != members.mine()) {
-      peers_[i].process = process;
-      peers_[i++].seat = members.seat(process);
+    if (process == mine) {
+      continue;
+    }
+    Peer& peer = peers_[i++];
+    peer.process = process;
+    peer.seat = members.seat(process);
+    for (std::size_t phase = 1; phase < route_->num_phases(); ++phase) {
+      peer.reads |= route_->Reads(phase, mine, process) ? 1U << phase : 0;
+      peer.is_read |= route_->Reads(phase, process, mine) ? 1U << phase : 0;
+    }
+    peer.is_watched = Watches(mine, process);
+    peer.watches = Watches(process, mine);
+    peer.is_ahead = GoesAhead(process);
+    if (peer.watches) {
+      watchers.push_back(peer.seat);
     }
   }
+  watchers_.Assign(watchers);
+}
+
+bool Exchange::Watches(std::size_t process, std::size_t other) const {
+  for (std::size_t phase = 1; phase < route_->num_phases(); ++phase) {
+    const bool overwrites = route_->num_rounds() > 2;
+    if (route_->Reads(phase, process, other) ||
+        (overwrites && route_->Reads(phase, other, process))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Exchange::GoesAhead(std::size_t process) const {
+  for (std::size_t other = 0; other < members_.num_processes(); ++other) {
+    if (other != process && Watches(other, process) && !Watches(process, other)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 Exchange::~Exchange() = default;
@@ -108,9 +147,10 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
   ticket_ = 0;
   lane_ = -1;
   step_ = 0;
-  needed_ = 0;
+  has_ended_ = false;
   for (Peer& peer : peers_) {
     peer.lane = nullptr;
+    peer.needed = 0;
     peer.progress = 0;
     peer.rounds_taken = 0;
   }
@@ -123,7 +163,7 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
            .occurrence = occurrences_->fetch_add(1, std::memory_order_relaxed) + 1};
   tag_ = name_.tag();
   if (spins) {
-    return Spin(kSpinNs);
+    return Spin(session_->is_crowded() ? kCrowdedSpinNs : kSpinNs);
   }
   if (OpenLane() && Advance()) {
     return Progress::kDone;
@@ -138,8 +178,7 @@ bool Exchange::OpenLane() {
   }
   Lane& mine = lane();
   // Whoever reads what follows meanwhile finds the word changed, and drops it.
-  // Release: whoever sees it in TakeLane takes the last call's reads for done.
-  mine.word.store(0, std::memory_order_release);
+  mine.word.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   mine.group.store(name_.group, std::memory_order_relaxed);
   mine.site.store(name_.site, std::memory_order_relaxed);
@@ -173,8 +212,11 @@ bool Exchange::Find(Peer& peer) const {
   return false;
 }
 
-bool Exchange::HasReached(Peer& peer, std::size_t steps) const {
-  if (peer.progress >= steps) {
+bool Exchange::HasReached(Peer& peer) const {
+  if (step_ == steps_.count()) {
+    return !peer.watches || session_->HasEnded(peer.seat, lane_, tag_);
+  }
+  if (peer.progress >= peer.needed) {
     return true;
   }
   if (peer.lane == nullptr && !Find(peer)) {
@@ -185,15 +227,27 @@ bool Exchange::HasReached(Peer& peer, std::size_t steps) const {
   if (word >> Lane::kProgressBits == tag_) {
     peer.progress = static_cast<std::size_t>(word & Lane::kMaxProgress);
   }
-  return peer.progress >= steps;
+  return peer.progress >= peer.needed;
 }
 
-bool Exchange::AllHaveReached(std::size_t steps) {
+bool Exchange::AllHaveReached() {
   bool all = true;
   for (Peer& peer : peers_) {
-    all = HasReached(peer, steps) && all;
+    all = HasReached(peer) && all;
   }
   return all;
+}
+
+void Exchange::Need(std::size_t step) {
+  const std::size_t left = steps_.NeedsLeft(step);
+  const std::size_t read = steps_.NeedsRead(step);
+  const std::size_t phase = steps_.phase(step);
+  for (Peer& peer : peers_) {
+    peer.needed = (peer.reads >> phase & 1) != 0 ? left : 0;
+    if ((peer.is_read >> (phase + 1) & 1) != 0) {
+      peer.needed = std::max(peer.needed, read);
+    }
+  }
 }
 
 void Exchange::Locate(const Peer& peer) {
@@ -202,7 +256,7 @@ void Exchange::Locate(const Peer& peer) {
 
 bool Exchange::TakeWhatCame(std::size_t round) {
   for (Peer& peer : peers_) {
-    if (peer.rounds_taken <= round && peer.progress >= needed_) {
+    if (peer.rounds_taken <= round && peer.needed > 0 && peer.progress >= peer.needed) {
       Locate(peer);
       if (!route_->Take(round, peer.process, local_, {windows_.data(), pids_.data()})) {
         return false;
@@ -213,33 +267,37 @@ bool Exchange::TakeWhatCame(std::size_t round) {
   return true;
 }
 
-void Exchange::Publish(bool is_last) {
-  const std::uint64_t word = tag_ << Lane::kProgressBits | step_;
-  if (is_last) {  // nobody waits for it
-    lane().waits_since_ns.store(0, std::memory_order_relaxed);
+void Exchange::Publish() {
+  const std::uint64_t word = tag_ << Lane::kProgressBits | (step_ + 1);
+  if (watchers_.size() == 0) {
     lane().word.store(word, std::memory_order_release);
     return;
   }
   // In one order with a sleeper's count and its last look: one of us sees the other.
   lane().word.store(word, std::memory_order_seq_cst);
   for (const Peer& peer : peers_) {
-    if (session_->segment().seat(peer.seat).sleepers.load(std::memory_order_seq_cst) != 0) {
-      session_->segment().Ring(peer.seat);
+    if (peer.watches) {
+      Ring(peer);
     }
   }
 }
 
+void Exchange::Ring(const Peer& peer) const {
+  if (session_->segment().seat(peer.seat).sleepers.load(std::memory_order_seq_cst) != 0) {
+    session_->segment().Ring(peer.seat);
+  }
+}
+
 bool Exchange::Advance() {
-  while (step_ < steps_.count()) {
+  for (; step_ < steps_.count(); ++step_) {
     if (steps_.is_idle(step_)) {
-      ++step_;
       continue;
     }
     const std::size_t phase = steps_.phase(step_);
     const std::size_t round = steps_.round(step_);
     const bool takes = phase == 1 && route_->takes_one_by_one();
-    needed_ = steps_.Needs(step_);
-    const bool all_have = AllHaveReached(needed_);
+    Need(step_);
+    const bool all_have = AllHaveReached();
     if (session_->segment().failed()) {
       return false;
     }
@@ -247,7 +305,7 @@ bool Exchange::Advance() {
     if (can_read && !all_have) {
       return false;
     }
-    if (phase == 1 && round == 0) {  // the first that reads
+    if (phase > 0 && round == 0) {  // the first that reads
       for (const Peer& peer : peers_) {
         Locate(peer);
       }
@@ -259,21 +317,45 @@ bool Exchange::Advance() {
       session_->segment().Fail(names_.Text() + ": another process's memory can't be read any more");
       return false;
     }
-    ++step_;
-    Publish(step_ == steps_.count());
+    if (step_ + 1 < steps_.count()) {  // nobody waits for the last one
+      Publish();
+    }
     if (phase == 0) {
       route_->Meanwhile(round, local_);
     }
   }
+  return End();
+}
+
+bool Exchange::End() {
+  if (!has_ended_) {
+    for (const Peer& peer : peers_) {
+      if (!peer.is_watched) {
+        continue;
+      }
+      auto& ended = session_->segment().ended(session_->seat(), peer.seat, peer.lane_number);
+      if (peer.is_ahead) {  // it may wait for that: as in Publish
+        ended.store(tag_, std::memory_order_seq_cst);
+        Ring(peer);
+      } else {
+        ended.store(tag_, std::memory_order_release);
+      }
+    }
+    has_ended_ = true;
+  }
   if (session_->segment().failed()) {
     return false;  // what was read in another process may be something else by now
   }
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    readers_[i] = &peers_[i].lane->word;
+  if (lane().waits_since_ns.load(std::memory_order_relaxed) != 0) {  // others have the line, too
+    lane().waits_since_ns.store(0, std::memory_order_relaxed);
   }
-  session_->LeaveLane(lane_, tag_ << Lane::kProgressBits | steps_.count(),
-                      {readers_.data(), readers_.size()});
-  return true;
+  return session_->LeaveLane(lane_, tag_, {watchers_.data(), watchers_.size()}, is_ahead_);
+}
+
+void Exchange::ShowLeft(std::int64_t now_ns) const {
+  if (is_ahead_) {
+    session_->ShowLeft(site_, now_ns, [this] { return names_.Text(); });
+  }
 }
 
 // ---- Waiting ----------------------------------------------------------------------------------
@@ -311,7 +393,7 @@ void Exchange::Sleep() {
   Seat& seat = session_->segment().seat(session_->seat());
   seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t bell = seat.bell.load(std::memory_order_seq_cst);
-  if (!AllHaveReached(needed_) && !session_->segment().failed()) {
+  if (!AllHaveReached() && !session_->segment().failed()) {
     syscall(SYS_futex, &seat.bell, FUTEX_WAIT, bell, &nap, nullptr, 0);
   }
   seat.sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -325,11 +407,13 @@ Exchange::Progress Exchange::Finish() {
     if (lane_ >= 0) {
       if (!is_named) {  // not in every call: others read it only where one waits for long
         lane().text.Set(names_.Text());
-        lane().members.Clear();
-        for (std::size_t process = 0; process < members_.num_processes(); ++process) {
-          lane().members.Add(members_.seat(process));
-        }
         is_named = true;
+      }
+      lane().members.Clear();
+      for (Peer& peer : peers_) {
+        if (!HasReached(peer)) {
+          lane().members.Add(peer.seat);
+        }
       }
       lane().waits_since_ns.store(since_ns, std::memory_order_release);
     }
@@ -350,17 +434,19 @@ Exchange::Progress Exchange::Finish() {
 
 void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
   const std::int64_t waited_ns = now_ns - since_ns;
+  std::vector<std::size_t> missing;
+  if (lane_ < 0) {
+    missing = session_->Laggards();
+  }
   for (Peer& peer : peers_) {
-    if (lane_ >= 0 && HasReached(peer, needed_)) {
-      continue;
+    if (lane_ >= 0 && !HasReached(peer)) {
+      missing.push_back(peer.seat);
     }
-    const std::string_view gone = session_->WhereIs(peer.seat, now_ns).gone;
+  }
+  for (const std::size_t seat : missing) {
+    const std::string_view gone = session_->WhereIs(seat, now_ns).gone;
     if (!gone.empty()) {
-      std::string text = WaitText(waited_ns) + " (";
-      if (lane_ < 0) {  // which the text does not name then
-        text += "process " + std::to_string(session_->processes()[peer.seat]) + ": ";
-      }
-      session_->segment().Fail(text.append(gone) + ")");
+      session_->segment().Fail(WaitText(waited_ns) + " (" + std::string(gone) + ")");
       return;
     }
   }
@@ -387,13 +473,23 @@ std::string Exchange::WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) co
   return calls;
 }
 
-std::string Exchange::WaitText(std::int64_t waited_ns) const {
+std::string Exchange::WaitText(std::int64_t waited_ns) {
   std::string came;
   std::string missing;
+  const auto add = [](std::string& list, const std::string& text) {
+    list += (list.empty() ? "" : ", ") + text;
+  };
+  const auto state = [&](std::size_t seat) {
+    const std::int64_t pid = session_->segment().seat(seat).pid.load(std::memory_order_relaxed);
+    return "process " + std::to_string(session_->processes()[seat]) + ", pid " +
+           std::to_string(pid) + ", " + std::string(session_->WhereIs(seat, NowNs()).state);
+  };
   for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {
-    const bool is_mine = process == members_.mine();
-    const bool is_missing = !is_mine && peers_[i].progress < needed_;
-    i += is_mine ? 0 : 1;
+    Peer* const peer = process == members_.mine() ? nullptr : &peers_[i++];
+    const bool is_missing = lane_ >= 0 && peer != nullptr && !HasReached(*peer);
+    if (peer != nullptr && !is_missing && peer->lane == nullptr) {
+      continue;  // not waited for
+    }
     std::string ranks;
     for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
       if (members_.process_of(r) == process) {
@@ -401,18 +497,22 @@ std::string Exchange::WaitText(std::int64_t waited_ns) const {
       }
     }
     const std::size_t seat = members_.seat(process);
-    std::string text = "rank " + ranks + " (process " + std::to_string(session_->processes()[seat]);
     if (is_missing) {
-      const Seat& other = session_->segment().seat(seat);
-      text += ", pid " + std::to_string(other.pid.load(std::memory_order_relaxed)) + ", ";
-      text += session_->WhereIs(seat, NowNs()).state;
+      add(missing, "rank " + ranks + " (" + state(seat) + ")");
+    } else {
+      add(came, "rank " + ranks + " (process " + std::to_string(session_->processes()[seat]) + ")");
     }
-    std::string& list = is_missing ? missing : came;
-    list += (list.empty() ? "" : ", ") + text + ")";
   }
-  return names_.Text() + ": waited " + SecondsText(waited_ns) + " for " +
-         (missing.empty() ? "a free lane" : missing) + "; arrived: " + came + "; execution " +
-         std::to_string(name_.occurrence) + " of this call";
+  if (lane_ < 0) {
+    for (const std::size_t seat : session_->Laggards()) {
+      add(missing, state(seat));
+    }
+    missing =
+        "a free lane" + (missing.empty() ? "" : ": an earlier call is not over for " + missing);
+  }
+  return names_.Text() + ": waited " + SecondsText(waited_ns) + " for " + missing +
+         (step_ == steps_.count() ? " to read what this process left" : "") + "; arrived: " + came +
+         "; execution " + std::to_string(name_.occurrence) + " of this call";
 }
 
 }  // namespace jaxcoll

@@ -1,9 +1,13 @@
 // host/exchange.h: one call across processes, from the moment that this process's ranks have come.
 //
 // The call goes through its route's steps, (phase, round) in a fixed order that is the same for all
-// processes. A step may run once every other process has left what it reads, and has read what it
-// overwrites; both mean that the others have completed some number of steps, which they publish.
-// Nobody waits for anything else, and no step needs a later one: so there is no deadlock.
+// processes. A step may run once those whose data it reads have left them, and those that read what
+// it overwrites have done so; both mean that they have completed some number of steps, which they
+// publish. Nobody waits for anything else, and no step needs a later one: so there is no deadlock.
+//
+// A process may so end a call to which others have yet to come: what they read lies in its lane,
+// which is not taken up again before that. It is ahead of them by few calls, since lanes are also
+// needed for calls that they have come to.
 #pragma once
 
 #include <atomic>   // std::atomic
@@ -42,15 +46,14 @@ class Steps {
   }
   [[nodiscard]] bool is_idle(std::size_t step) const { return round(step) >= num_rounds_; }
 
-  /// How many steps all others must have completed before `step` may run.
-  [[nodiscard]] std::size_t Needs(std::size_t step) const {
-    const std::size_t p = phase(step);
-    const std::size_t r = round(step);
-    std::size_t needs = p > 0 ? End(p - 1, r) : 0;  // what it reads is there
-    if (p + 1 < num_phases_ && r >= 2) {
-      needs = std::max(needs, End(p + 1, r - 2));  // what it overwrites was read
-    }
-    return needs;
+  /// How many steps those whose data `step` reads must have completed before it may run.
+  [[nodiscard]] std::size_t NeedsLeft(std::size_t step) const {
+    return phase(step) > 0 ? End(phase(step) - 1, round(step)) : 0;
+  }
+  /// The same of those that read in the next phase what it overwrites.
+  [[nodiscard]] std::size_t NeedsRead(std::size_t step) const {
+    const bool overwrites = phase(step) + 1 < num_phases_ && round(step) >= 2;
+    return overwrites ? End(phase(step) + 1, round(step) - 2) : 0;
   }
 
  private:
@@ -105,6 +108,9 @@ class Exchange : public Pooled {
   /// Goes on to the end.
   Progress Finish();
 
+  /// Says of calls that this process has ended, and others have not come to, that it did.
+  void ShowLeft(std::int64_t now_ns) const;
+
   /// Fails the job as it was when the call was prepared: this process can't take part.
   void Fail(const Status& cause) const;
 
@@ -112,31 +118,48 @@ class Exchange : public Pooled {
   struct Peer {
     std::size_t seat = 0;
     std::size_t process = 0;
+    unsigned reads = 0;          // phases in which this process reads what the peer has left
+    unsigned is_read = 0;        // phases in which the peer reads what this one has left
+    bool is_watched = false;     // this process looks at its lane
+    bool watches = false;        // it looks at this process's
+    bool is_ahead = false;       // it may end the call before others have come to it
     const Lane* lane = nullptr;  // of this call; null: not found yet
     std::size_t lane_number = 0;
+    std::size_t needed = 0;  // steps, by the step that waits
     std::size_t progress = 0;
     std::size_t rounds_taken = 0;
   };
 
+  /// Whether `process` looks at the lane of `other`, at some step of a call.
+  [[nodiscard]] bool Watches(std::size_t process, std::size_t other) const;
+  /// Whether `process` may end a call while others that watch it have yet to come.
+  [[nodiscard]] bool GoesAhead(std::size_t process) const;
+
   bool OpenLane();
   [[nodiscard]] Lane& lane() const;
   bool Find(Peer& peer) const;
-  bool HasReached(Peer& peer, std::size_t steps) const;
-  bool AllHaveReached(std::size_t steps);
+  /// Whether the peer has done what the next step needs of it.
+  bool HasReached(Peer& peer) const;
+  bool AllHaveReached();
+  /// Notes what `step` needs of whom.
+  void Need(std::size_t step);
   /// Takes what has come of a round, of a route that takes one by one. False: it can't be read.
   bool TakeWhatCame(std::size_t round);
   /// Notes where the peer's window is.
   void Locate(const Peer& peer);
-  void Publish(bool is_last);
-  /// Runs the steps that may run; true where none is left.
+  void Publish();
+  void Ring(const Peer& peer) const;
+  /// Runs the steps that may run; true where the call is over.
   bool Advance();
+  /// After the last step.
+  bool End();
   Progress Spin(std::int64_t limit_ns);
   void Sleep();
   /// Fails the job where there is no hope, or none any more.
   void Look(std::int64_t now_ns, std::int64_t since_ns);
   /// The calls of processes that will wait for one another for ever, or nothing.
   [[nodiscard]] std::string WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) const;
-  [[nodiscard]] std::string WaitText(std::int64_t waited_ns) const;
+  [[nodiscard]] std::string WaitText(std::int64_t waited_ns);
 
   Job& job_;
   std::shared_ptr<Session> session_;
@@ -160,11 +183,12 @@ class Exchange : public Pooled {
   std::uint64_t ticket_ = 0;
   int lane_ = -1;
   std::size_t step_ = 0;
-  std::size_t needed_ = 0;  // by the step that waits
+  bool has_ended_ = false;  // all others' lanes
   SmallArray<Peer, 3> peers_;
   SmallArray<std::byte*, 4> windows_;  // by process
   SmallArray<std::int64_t, 4> pids_;
-  SmallArray<Session::Reader, 3> readers_;
+  SmallArray<std::size_t, 3> watchers_;  // seats of those that look at this process's lane
+  bool is_ahead_ = false;                // as Peer::is_ahead
 };
 
 }  // namespace jaxcoll

@@ -19,6 +19,9 @@ namespace {
 
 // A process that is about to exit may still have steps in flight that reach a call.
 constexpr std::int64_t kLeavingNs = 5'000'000'000;
+// Of so many lanes, one may hold a call to which others have not come: the rest is for calls that
+// these have come to, in an order of their own.
+constexpr std::size_t kLanesPerAhead = 4;
 
 // State letter and start time of a process, of /proc/<pid>/stat; false where it can't be read.
 bool ProcessStat(std::int64_t pid, char& state, std::int64_t& start_ticks) {
@@ -83,15 +86,9 @@ std::atomic<std::uint64_t>& Session::Occurrences(std::uint64_t group, std::uint6
   return occurrences_[group][site];
 }
 
-bool Session::IsRead(const Left& left) {
-  for (const Reader word : left.readers) {
-    // A reader whose lane holds another call has ended this one: it could not take it up before.
-    const std::uint64_t now = word->load(std::memory_order_acquire);
-    if (now >> Lane::kProgressBits == left.end_word >> Lane::kProgressBits && now < left.end_word) {
-      return true;
-    }
-  }
-  return false;
+bool Session::HasEnded(const Left& left) const {
+  return std::all_of(left.lookers.begin(), left.lookers.end(),
+                     [&](std::size_t seat) { return HasEnded(seat, left.lane, left.tag); });
 }
 
 int Session::TakeLane(std::uint64_t& ticket) {
@@ -105,10 +102,10 @@ int Session::TakeLane(std::uint64_t& ticket) {
   // The oldest alone, unless there is nothing else.
   const std::size_t num_looks = fresh_.empty() ? num_left_ : std::min<std::size_t>(1, num_left_);
   for (std::size_t i = 0; i < num_looks; ++i) {
-    Left& left = left_[(first_left_ + i) % left_.size()];
-    if (!IsRead(left)) {
-      const int lane = left.lane;
-      std::swap(left, left_[first_left_]);
+    if (HasEnded(left(i))) {
+      const int lane = left(i).lane;
+      num_ahead_ -= left(i).is_ahead ? 1 : 0;
+      std::swap(left(i), left(0));
       first_left_ = (first_left_ + 1) % left_.size();
       --num_left_;
       ++next_served_;
@@ -124,16 +121,59 @@ int Session::TakeLane(std::uint64_t& ticket) {
   return lane;
 }
 
-void Session::LeaveLane(int lane, std::uint64_t end_word, std::span<const Reader> readers) {
+bool Session::LeaveLane(int lane, std::uint64_t tag, std::span<const std::size_t> lookers,
+                        bool is_ahead) {
   const std::lock_guard<SpinLock> lock(lanes_lock_);
-  Left& left = left_[(first_left_ + num_left_) % left_.size()];
+  Left& last = left(num_left_);
+  last.lane = lane;
+  last.tag = tag;
+  last.lookers.assign(lookers.begin(), lookers.end());
+  last.is_ahead = is_ahead && !HasEnded(last);
+  if (last.is_ahead && num_ahead_ >= left_.size() / kLanesPerAhead) {
+    return false;
+  }
   ++num_left_;
-  left.lane = lane;
-  left.end_word = end_word;
-  left.readers.assign(readers.begin(), readers.end());
+  num_ahead_ += last.is_ahead ? 1 : 0;
   // TakeLane will ask for these, which other cores write.
-  for (const Reader word : left_[first_left_].readers) {
-    __builtin_prefetch(word);
+  for (const std::size_t seat : left(0).lookers) {
+    __builtin_prefetch(&segment_->ended(seat, seat_, static_cast<std::size_t>(left(0).lane)));
+  }
+  return true;
+}
+
+std::vector<std::size_t> Session::Laggards() {
+  const std::lock_guard<SpinLock> lock(lanes_lock_);
+  std::vector<std::size_t> seats;
+  for (std::size_t i = 0; i < num_left_; ++i) {
+    for (const std::size_t seat : left(i).lookers) {
+      if (!HasEnded(seat, left(i).lane, left(i).tag) &&
+          std::find(seats.begin(), seats.end(), seat) == seats.end()) {
+        seats.push_back(seat);
+      }
+    }
+  }
+  return seats;
+}
+
+void Session::ShowLeft(std::uint64_t site, std::int64_t now_ns,
+                       const std::function<std::string()>& text) {
+  const std::lock_guard<SpinLock> lock(lanes_lock_);
+  for (std::size_t i = 0; i < num_left_; ++i) {
+    if (!left(i).is_ahead) {
+      continue;
+    }
+    Lane& lane = segment_->lane(seat_, static_cast<std::size_t>(left(i).lane));
+    if (lane.site.load(std::memory_order_relaxed) != site) {
+      continue;
+    }
+    if (lane.waits_since_ns.load(std::memory_order_relaxed) == 0 && !HasEnded(left(i))) {
+      lane.text.Set(text());
+      lane.members.Clear();
+      for (const std::size_t seat : left(i).lookers) {
+        lane.members.Add(seat);
+      }
+      lane.waits_since_ns.store(-now_ns, std::memory_order_release);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>         // std::atomic
 #include <cstddef>        // std::size_t
 #include <cstdint>        // std::int64_t, std::uint64_t
+#include <functional>     // std::function
 #include <memory>         // std::shared_ptr, std::unique_ptr
 #include <mutex>          // std::mutex
 #include <span>           // std::span
@@ -45,15 +46,25 @@ class Session {
   /// How many times this process has come to a site in a group. Lives as long as the session.
   std::atomic<std::uint64_t>& Occurrences(std::uint64_t group, std::uint64_t site);
 
-  /// A lane that nobody reads any more, or -1 where there is none. It is the caller's until Leave.
+  /// A lane that nobody looks at any more, or -1 where there is none. It is the caller's until
+  /// LeaveLane.
   /// `ticket` is 0 at a call's first try. Whoever tries first gets one first: calls that all
   /// processes begin in one order so never hold all lanes that an earlier one waits for.
   int TakeLane(std::uint64_t& ticket);
-  /// The words in which other processes publish the same call.
-  using Reader = const std::atomic<std::uint64_t>*;
-  /// The call in `lane` is over for this process, and `end_word` is what the lane's word holds;
-  /// `readers` may still read.
-  void LeaveLane(int lane, std::uint64_t end_word, std::span<const Reader> readers);
+  /// The call `tag` in `lane` is over for this process; those at the seats `lookers` may still look
+  /// at it. False, `is_ahead`: some of these may not even have come to the call, and too many calls
+  /// have been left so that have not ended.
+  bool LeaveLane(int lane, std::uint64_t tag, std::span<const std::size_t> lookers, bool is_ahead);
+  /// Whether the process at `seat` has ended the call `tag`, which is in `lane` here.
+  [[nodiscard]] bool HasEnded(std::size_t seat, int lane, std::uint64_t tag) const {
+    return segment_->ended(seat, seat_, static_cast<std::size_t>(lane))
+               .load(std::memory_order_seq_cst) == tag;
+  }
+  /// The seats of those that have not ended calls left here, whose lanes they keep so.
+  [[nodiscard]] std::vector<std::size_t> Laggards();
+  /// Shows the calls of `site` that others have not ended for a while as what this process waits
+  /// in.
+  void ShowLeft(std::uint64_t site, std::int64_t now_ns, const std::function<std::string()>& text);
 
   /// Where to look first for the lane of another process's next call: processes go round among few
   /// lanes. A hint, by what was found before.
@@ -82,13 +93,15 @@ class Session {
  private:
   struct Left {
     int lane;
-    std::uint64_t end_word;
-    std::vector<Reader> readers;
+    std::uint64_t tag;
+    bool is_ahead;
+    std::vector<std::size_t> lookers;
   };
 
   Session() = default;
 
-  static bool IsRead(const Left& left);
+  [[nodiscard]] bool HasEnded(const Left& left) const;
+  [[nodiscard]] Left& left(std::size_t i) { return left_[(first_left_ + i) % left_.size()]; }
   [[nodiscard]] std::size_t At(std::size_t seat, std::size_t lane) const {
     return seat * left_.size() + lane;
   }
@@ -106,11 +119,11 @@ class Session {
 
   // Lanes go round among as few as possible, whose windows so stay in this core's cache: the one
   // that was left first is the next, if nobody reads it; else a fresh one.
-  SpinLock lanes_lock_;  // guards the next five
+  SpinLock lanes_lock_;  // guards the next six
   std::uint64_t last_ticket_ = 0, next_served_ = 1;
   std::vector<int> fresh_;
   std::vector<Left> left_;  // a ring of num_lanes
-  std::size_t first_left_ = 0, num_left_ = 0;
+  std::size_t first_left_ = 0, num_left_ = 0, num_ahead_ = 0;
 
   // Hints: the lane found last by seat, and the one that was found after each.
   std::vector<std::atomic<std::size_t>> last_lane_, next_lane_;

@@ -362,6 +362,13 @@ std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
   return now_ns;
 }
 
+void Meeting::ShowLeft(std::int64_t now_ns) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (exchange_ != nullptr && num_done_ > 0) {  // Prepare comes before the first call
+    exchange_->ShowLeft(now_ns);
+  }
+}
+
 bool Meeting::IsOpen(OpenCall& call) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != State::kOpen) {

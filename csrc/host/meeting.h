@@ -113,6 +113,9 @@ class Meeting : public Pooled {
   /// it, goes on with it to the end.
   void Continue();
 
+  /// See Exchange::ShowLeft.
+  void ShowLeft(std::int64_t now_ns);
+
   /// What an open meeting waits for; `arrived[r]` tells whether rank r has come.
   struct OpenCall {
     Key key;

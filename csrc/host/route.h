@@ -106,6 +106,13 @@ class Route : public Pooled {
   [[nodiscard]] virtual bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                                  const Processes& processes) const = 0;
 
+  /// Whether a process reads in `phase` what another one has left in the phase before, or has done.
+  /// Known to all: who does not read what a process leaves may not have come when it goes on.
+  [[nodiscard]] virtual bool Reads(std::size_t /*phase*/, std::size_t /*reader*/,
+                                   std::size_t /*process*/) const {
+    return true;
+  }
+
   /// What of a round needs no other process: done once the round's first phase is published, while
   /// the others may still be on their way.
   virtual void Meanwhile(std::size_t /*round*/, const Buffers& /*local*/) const {}

@@ -20,7 +20,7 @@ namespace jaxcoll {
 namespace {
 
 // Changes with every change of what stands in a segment.
-constexpr std::uint64_t kMagic = 0x6a61'7863'6f6c'0002;
+constexpr std::uint64_t kMagic = 0x6a61'7863'6f6c'0003;
 constexpr std::size_t kPage = 4096;
 constexpr std::int64_t kCausePatienceNs = 100'000'000;
 
@@ -62,10 +62,12 @@ struct Segment::Header {
 };
 
 std::size_t SegmentShape::bytes() const {
+  const std::size_t num_ended = num_seats * num_seats * ended_step();
   // Larger than any Segment::Header, which is private.
   constexpr std::size_t kHeader = 2 * kPage;
   return kHeader + Aligned(num_seats * sizeof(Seat)) +
-         Aligned(num_seats * num_lanes * sizeof(Lane)) + num_seats * num_lanes * window_bytes;
+         Aligned(num_seats * num_lanes * sizeof(Lane)) +
+         Aligned(num_ended * sizeof(std::uint64_t)) + num_seats * num_lanes * window_bytes;
 }
 
 Status Segment::Format(int memory, const SegmentShape& shape, std::uint64_t nonce) {
@@ -132,7 +134,10 @@ Status Segment::Map(int memory, std::uint64_t nonce) {
   seats_ = reinterpret_cast<Seat*>(at);
   at += Aligned(shape.num_seats * sizeof(Seat));
   lanes_ = reinterpret_cast<Lane*>(at);
-  windows_ = at + Aligned(shape.num_seats * shape.num_lanes * sizeof(Lane));
+  at += Aligned(shape.num_seats * shape.num_lanes * sizeof(Lane));
+  ended_ = reinterpret_cast<std::atomic<std::uint64_t>*>(at);
+  windows_ =
+      at + Aligned(shape.num_seats * shape.num_seats * shape.ended_step() * sizeof(std::uint64_t));
   return {};
 }
 

@@ -1,10 +1,12 @@
 // host/segment.h: the memory that the processes of a host share in a job, and what stands in it.
 //
-//   header | seats (one a process) | lanes (some a process) | windows (one a lane)
+//   header | seats (one a process) | lanes (some a process) | ended (a word for each seat and lane
+//   a process) | windows (one a lane)
 //
 // A process writes to its own seat, lanes and windows alone, and to the header when it fails the
 // job. Calls are matched by what stands in the lanes: a process that comes to a call takes a free
 // lane, writes which call it is, and from then on publishes in the lane's word how far it has come.
+// Whoever has looked at the lane says so when its own part of the call is over.
 #pragma once
 
 #include <array>        // std::array
@@ -91,9 +93,11 @@ struct alignas(64) Lane {
   /// Tag of the call above kProgressBits, completed steps below. 0: free, or being written.
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint64_t> group, site, occurrence;  ///< stable while `word` holds their tag
-  std::atomic<std::int64_t> waits_since_ns;            ///< 0: its process does not wait in it
-  alignas(64) SharedText<256> text;                    ///< of the call, while it waits
-  SeatSet members;                                     ///< who takes part, while it waits
+  /// 0: its process does not wait in it. Less than 0: it has left the call since then, which others
+  /// have not read yet.
+  std::atomic<std::int64_t> waits_since_ns;
+  alignas(64) SharedText<256> text;  ///< of the call, while it waits
+  SeatSet members;                   ///< for whom it waits
 
   static constexpr unsigned kProgressBits = 24;
   static constexpr std::uint64_t kMaxProgress = (std::uint64_t{1} << kProgressBits) - 1;
@@ -124,6 +128,8 @@ struct SegmentShape {
   std::size_t window_bytes = 0;
 
   [[nodiscard]] std::size_t bytes() const;
+  /// Words from one seat's part of Segment::ended to the next one's: whole cache lines.
+  [[nodiscard]] std::size_t ended_step() const { return (num_lanes + 7) / 8 * 8; }
 };
 
 /// A mapping of the job's segment. Whoever holds one may touch it, whatever becomes of the others.
@@ -147,6 +153,12 @@ class Segment {
   [[nodiscard]] Lane& lane(std::size_t seat, std::size_t i) const {
     return lanes_[seat * shape_.num_lanes + i];
   }
+  /// Tag of the last call that the process at `seat` has ended for which it looked at a lane of
+  /// the process at `other`.
+  [[nodiscard]] std::atomic<std::uint64_t>& ended(std::size_t seat, std::size_t other,
+                                                  std::size_t lane) const {
+    return ended_[(seat * shape_.num_seats + other) * shape_.ended_step() + lane];
+  }
   [[nodiscard]] std::byte* window(std::size_t seat, std::size_t lane) const {
     return windows_ + (seat * shape_.num_lanes + lane) * shape_.window_bytes;
   }
@@ -168,6 +180,7 @@ class Segment {
   Header* header_ = nullptr;
   Seat* seats_ = nullptr;
   Lane* lanes_ = nullptr;
+  std::atomic<std::uint64_t>* ended_ = nullptr;
   std::byte* windows_ = nullptr;
 };
 

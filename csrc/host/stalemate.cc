@@ -15,6 +15,7 @@ namespace {
 struct OpenCall {
   CallName name;
   bool has_waited;                   // for long, and still does
+  bool is_left;                      // others have yet to come to it, or to end it
   std::vector<std::size_t> members;  // seats
   std::string text;
 };
@@ -28,15 +29,22 @@ Calls CallsOf(const Segment& segment, std::size_t seat, std::optional<std::uint6
     const Lane& lane = segment.lane(seat, i);
     const std::uint64_t word = lane.word.load(std::memory_order_acquire);
     const std::int64_t since_ns = lane.waits_since_ns.load(std::memory_order_acquire);
+    // A call that it has left says nothing about calls of other groups, to which it may come yet.
+    const std::int64_t waits_since_ns = since_ns < 0 && group.has_value() ? -since_ns : since_ns;
     OpenCall call{.name = lane.name(),
-                  .has_waited = since_ns != 0 && since_ns <= until_ns,
+                  .has_waited = waits_since_ns > 0 && waits_since_ns <= until_ns,
+                  .is_left = false,
                   .members = {},
                   .text = lane.text.Get()};
     for (std::size_t member = 0; member < segment.shape().num_seats; ++member) {
-      if (lane.members.Has(member)) {
+      const bool has_ended =
+          since_ns < 0 && segment.ended(member, seat, i).load(std::memory_order_acquire) ==
+                              word >> Lane::kProgressBits;
+      if (lane.members.Has(member) && !has_ended) {
         call.members.push_back(member);
       }
     }
+    call.is_left = since_ns < 0 && !call.members.empty();
     if (word == 0 || group.value_or(call.name.group) != call.name.group ||
         call.name.tag() != word >> Lane::kProgressBits) {
       continue;
@@ -93,12 +101,13 @@ std::string FindStalemate(const Session& session, std::optional<std::uint64_t> g
     if (!is_stuck[seat]) {
       continue;
     }
-    text += (text.empty() ? "process " : "; process ") + std::to_string(session.processes()[seat]) +
-            " waits in ";
+    text += (text.empty() ? "process " : "; process ") + std::to_string(session.processes()[seat]);
     bool is_first = true;
     for (const OpenCall& call : by_seat[seat]) {
-      if (call.has_waited) {
-        text += (is_first ? "" : ", and ") + call.text;
+      if (call.has_waited || call.is_left) {
+        text += is_first ? " " : ", and ";
+        text += call.is_left ? "has ended, before others came to it, " : "waits in ";
+        text += call.text;
         is_first = false;
       }
     }

@@ -54,8 +54,7 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                # On the host: Orbax would compile a program per array to share out the writing.
-                state=ocp.args.StandardSave(jax.device_get(state)),
+                state=ocp.args.StandardSave(_on_host(state)),
                 record=ocp.args.JsonSave({"config": config, "losses": losses}),
             ),
         )
@@ -80,3 +79,14 @@ class Checkpoints:
         """Return the state saved after `step`, with the shapes and shardings of `like`."""
         args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
         return self._manager.restore(step, args=args)["state"]
+
+
+def _on_host(state: Any) -> Any:
+    """Return the arrays on the host, where Orbax need not compile a program for each.
+
+    Not those of which other processes hold parts: all of them write theirs.
+    """
+    is_here = (
+        leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in jax.tree.leaves(state)
+    )
+    return jax.device_get(state) if all(is_here) else state

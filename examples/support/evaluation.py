@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-_WINDOWS_AT_ONCE = 8  # per device: bounds the memory of the logits
+_WINDOWS_AT_ONCE = 8  # per rank of data: bounds the memory of the logits
 
 
 def losses(
@@ -22,8 +22,8 @@ def losses(
     Args:
         window_losses: Maps parameters and windows, `(b, t)`, to a loss per window, `(b,)`.
         params: The same on all devices of `mesh`.
-        windows: Shape `(n, t)`, n a multiple of the number of devices.
-        mesh: Has one axis, `"data"`.
+        windows: Shape `(n, t)`, n a multiple of the ranks of axis `"data"`.
+        mesh: With that axis; ranks of others do the same.
 
     Returns:
         Shape `(n,)`.
@@ -31,7 +31,7 @@ def losses(
     mapped = jax.shard_map(window_losses, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
     # On all devices, so that every process has all of them.
     step = jax.jit(mapped, out_shardings=NamedSharding(mesh, P()))
-    at_once = _WINDOWS_AT_ONCE * mesh.size
+    at_once = _WINDOWS_AT_ONCE * mesh.shape["data"]
     sharding = NamedSharding(mesh, P("data"))
     parts = np.split(windows, range(at_once, len(windows), at_once))
     placed = [jax.make_array_from_callback(p.shape, sharding, p.__getitem__) for p in parts]

@@ -52,9 +52,12 @@ def save(contents: Picture, path: pathlib.Path) -> None:
     else:
         parts = figure.subfigures(1, 2, squeeze=False, width_ratios=[1.15, 1])[0]
         _draw_losses(parts[0].subplots(), contents)
-        step, sync = parts[1].subplots(2, 1)
-        _draw_step_times(step, contents.comparison)
-        _draw_sync_times(sync, contents.comparison)
+        if contents.comparison.compute_s is None:
+            _draw_whole_steps(parts[1].subplots(), contents.comparison)
+        else:
+            step, sync = parts[1].subplots(2, 1)
+            _draw_step_times(step, contents.comparison, contents.comparison.compute_s)
+            _draw_sync_times(sync, contents.comparison)
     figure.supxlabel(contents.caption, fontsize=8.5, color=_MUTED, x=0.012, ha="left")
     figure.savefig(path)
 
@@ -82,8 +85,26 @@ def _draw_losses(axes: Axes, contents: Picture) -> None:
     _tidy(axes, "y")
 
 
-def _draw_step_times(axes: Axes, comparison: Comparison) -> None:
-    compute_ms = 1e3 * float(np.median(comparison.compute_s))
+def _draw_whole_steps(axes: Axes, comparison: Comparison) -> None:
+    furthest_ms = 0.0
+    for y, (path, (_, colour)) in enumerate(_PATHS.items()):
+        step_ms = 1e3 * float(np.median(comparison.step_s(path)))
+        axes.barh(y, step_ms, height=0.4, color=colour)
+        axes.text(step_ms, y, f"  {step_ms:.1f} ms", va="center", color=colour, fontweight="bold")
+        furthest_ms = max(furthest_ms, step_ms)
+    _title(axes, "Time per training step", _speedup(comparison))
+    axes.set_xlim(0, 1.25 * furthest_ms)
+    axes.set_xlabel(f"milliseconds, median of {len(comparison.lax_s)} alternating rounds")
+    _name_paths(axes)
+
+
+def _speedup(comparison: Comparison) -> str:
+    low, high = interval(comparison.lax_s / comparison.native_s)
+    return f"native is {comparison.speedup:.3f} times as fast as lax (95%: {low:.3f} to {high:.3f})"
+
+
+def _draw_step_times(axes: Axes, comparison: Comparison, compute_s: np.ndarray) -> None:
+    compute_ms = 1e3 * float(np.median(compute_s))
     for y, (path, (_, colour)) in enumerate(_PATHS.items()):
         low_ms, sync_ms, _ = _sync_ms(comparison, path)
         axes.barh(y, compute_ms, height=0.58, color=_COMPUTE)
@@ -93,11 +114,7 @@ def _draw_step_times(axes: Axes, comparison: Comparison) -> None:
         # A busy machine hides what is short beside the rest; a number would then say nothing.
         label = f" + sync\n {sync_ms:.1f} ms" if low_ms > 0 else " + sync, lost\n in the noise"
         axes.text(total_ms, y, label, ha="left", va="center", color=colour, fontweight="bold")
-    low, high = interval(comparison.lax_s / comparison.native_s)
-    subtitle = (
-        f"native is {comparison.speedup:.3f} times as fast as lax (95%: {low:.3f} to {high:.3f})"
-    )
-    _title(axes, "Time per training step", subtitle)
+    _title(axes, "Time per training step", _speedup(comparison))
     axes.set_xlim(0, 1.3 * compute_ms)
     axes.set_xlabel("milliseconds")
     _name_paths(axes)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from support import picture
 from support.timing import Comparison, interval
@@ -36,16 +37,18 @@ class Result:
     about: str
 
 
-def describe(params: Any, batch: int, context: int) -> str:
+def describe(params: Any, batch: int, context: int, mesh: Mesh) -> str:
     """Say in a line what is trained, and on what."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    # The cores that this process may use, where the system can say.
-    has_affinity = hasattr(os, "sched_getaffinity")
+    # The cores that this process may use, where the system can say; of several, each has its own.
+    has_affinity = hasattr(os, "sched_getaffinity") and jax.process_count() == 1
     num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+    tensor = mesh.shape["tensor"]
+    shape = f" ({mesh.shape['data']} of data x {tensor} of tensor)" if tensor > 1 else ""
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return (
         f"Transformer of {count:,} parameters, {batch} x {context} bytes per step, on "
-        f"{jax.device_count()} simulated devices{several} sharing {num_cores} CPU cores, "
+        f"{mesh.size} simulated devices{shape}{several} sharing {num_cores} CPU cores, "
         f"JAX {jax.__version__}"
     )
 
@@ -87,17 +90,24 @@ def finish(result: Result, *, required_margin: float, path: pathlib.Path) -> boo
 
 def _print_comparison(comparison: Comparison, tokens_per_step: int) -> None:
     print(f"\nthe same step, medians of {len(comparison.lax_s)} alternating rounds:")
-    for path, step_s in [("native", comparison.native_s), ("lax", comparison.lax_s)]:
-        sync_s = comparison.sync_s(path)
-        low_s, high_s = interval(sync_s)
-        print(
-            f"  {path + ':':8}{tokens_per_step / np.median(step_s):8,.0f} tokens/s  "
-            f"{1e3 * np.median(step_s):7.1f} ms per step, of which gradient sync "
-            f"{1e3 * np.median(sync_s):.1f} ms (95%: {1e3 * low_s:.1f} to {1e3 * high_s:.1f})"
-            f"{'' if low_s > 0 else ': lost in the noise of this machine'}"
-        )
+    for path in ("native", "lax"):
+        step_s = np.median(comparison.step_s(path))
+        line = f"  {path + ':':8}{tokens_per_step / step_s:8,.0f} tokens/s  {1e3 * step_s:7.1f} ms"
+        print(f"{line} per step{_of_which_sync(comparison, path)}")
     low, high = interval(comparison.lax_s / comparison.native_s)
     print(
         f"  native is {comparison.speedup:.3f} times as fast: median of the rounds' ratios, "
         f"95%: {low:.3f} to {high:.3f}\n"
+    )
+
+
+def _of_which_sync(comparison: Comparison, path: str) -> str:
+    if comparison.compute_s is None:
+        return ""
+    sync_s = comparison.sync_s(path)
+    low_s, high_s = interval(sync_s)
+    return (
+        f", of which gradient sync {1e3 * np.median(sync_s):.1f} ms "
+        f"(95%: {1e3 * low_s:.1f} to {1e3 * high_s:.1f})"
+        f"{'' if low_s > 0 else ': lost in the noise of this machine'}"
     )

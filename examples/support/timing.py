@@ -48,27 +48,33 @@ class _Runner:
 class Comparison:
     """Times of one training step, measured in rounds that run each variant once.
 
-    The three arrays belong together: entry i of each is from round i, so that what disturbs the
-    machine for a while disturbs all three alike, and differences and ratios are taken per round.
+    The arrays belong together: entry i of each is from round i, so that what disturbs the
+    machine for a while disturbs all alike, and differences and ratios are taken per round.
 
     Attributes:
         native_s: Seconds per step with jaxcoll's native all-reduce. Shape `(rounds,)`.
         lax_s: Seconds per step with the same call on `jax.lax`. Shape `(rounds,)`.
-        compute_s: Seconds per step with no gradient sync at all. Shape `(rounds,)`.
+        compute_s: Seconds per step with no gradient sync at all. Shape `(rounds,)`; None where
+            the step communicates for more than that.
     """
 
     native_s: np.ndarray
     lax_s: np.ndarray
-    compute_s: np.ndarray
+    compute_s: np.ndarray | None
 
     @property
     def speedup(self) -> float:
         """Median over the rounds of lax's time by native's."""
         return float(np.median(self.lax_s / self.native_s))
 
+    def step_s(self, path: str) -> np.ndarray:
+        """Return the seconds per step on `path`, `"native"` or `"lax"`, per round."""
+        return {"native": self.native_s, "lax": self.lax_s}[path]
+
     def sync_s(self, path: str) -> np.ndarray:
-        """Return the sync's own seconds per step on `path`, `"native"` or `"lax"`, per round."""
-        return {"native": self.native_s, "lax": self.lax_s}[path] - self.compute_s
+        """Return the sync's own seconds per step on `path`, per round."""
+        assert self.compute_s is not None
+        return self.step_s(path) - self.compute_s
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -83,13 +89,17 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def compare(
-    step: Step, step_without_sync: Step, state: Any, inputs: tuple[Any, ...], limit_s: float
+    step: Step,
+    step_without_sync: Step | None,
+    state: Any,
+    inputs: tuple[Any, ...],
+    limit_s: float,
 ) -> Comparison | None:
     """Time the step on both paths and without its sync, alternately.
 
     Args:
         step: Compiled anew for each path.
-        step_without_sync: The same step, but with no collective in it.
+        step_without_sync: The same step, but with no collective in it; None if there is none.
         state: Left as it is; each variant trains a copy.
         inputs: What the step takes beside the state.
         limit_s: Stop after this many seconds, compilation excluded, but not before 3 rounds.
@@ -100,11 +110,14 @@ def compare(
     if not limit_s:
         return None
     say(f"timing the step on native and on lax, {limit_s:g} s and two compilations", flush=True)
+    # Collective matmuls are one native call only where that is faster: "auto" knows.
+    ours = "auto" if step_without_sync is None else "native"
     runners = [
-        _Runner(step, state, inputs, "native"),
+        _Runner(step, state, inputs, ours),
         _Runner(step, state, inputs, "lax"),
-        _Runner(step_without_sync, state, inputs, "auto"),
     ]
+    if step_without_sync is not None:
+        runners.append(_Runner(step_without_sync, state, inputs, "auto"))
     try:
         for runner in 2 * runners:
             runner.seconds()  # compiles, then runs once to warm up
@@ -119,4 +132,5 @@ def compare(
             which = (i + len(samples)) % len(runners)  # none is always the one after another
             sample[which] = runners[which].seconds()
         samples.append(sample)
-    return Comparison(*np.array(samples).T)
+    native_s, lax_s, *compute_s = np.array(samples).T
+    return Comparison(native_s, lax_s, compute_s[0] if compute_s else None)

@@ -9,6 +9,7 @@ Operands: x `(batch, rows, inner)` and w `(inner, columns)`, where one dimension
 of the result, has the blocks of all p ranks.
 """
 
+import functools as ft
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,9 +23,10 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 
-from jaxcoll import _compat, _engine, _native
+from jaxcoll import _compat, _crossovers, _engine, _native
 from jaxcoll._lowering import Call, Request, lower, spans_processes
 from jaxcoll._types import DTYPES, AxisName, Backend
+from jaxcoll.collectives import _matmul_ring
 from jaxcoll.collectives._arguments import Axes, cast_varying
 from jaxcoll.collectives.all_gather import all_gather
 from jaxcoll.collectives.reduce_scatter import reduce_scatter
@@ -32,11 +34,10 @@ from jaxcoll.collectives.reduce_scatter import reduce_scatter
 ROWS, INNER, COLUMNS = -2, -1, -1  # gather_axis and scatter_axis
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _MAX_SIZE = 2**31 - 1  # the BLAS counts with 32 bits
-# From so many multiplications of all ranks, or such a w, on, XLA's matmul gains more than the step
-# that one call saves: measured on 2 cores of Intel Xeon, within a process and across processes.
-# Blocks of so many gathered rows gain from one call whatever their number.
-_MOST_PRODUCTS, _MOST_PRODUCTS_ACROSS = 2**24, 2**27
+# From such a w on, XLA's matmul gains more than the step that one call saves, whatever x is: on 2
+# cores of Intel Xeon.
 _LARGEST_W = 2**18
+# Gathered blocks of so many rows gain from one call whatever their number.
 _MANY_ROWS = 128
 
 
@@ -273,15 +274,20 @@ batching.fancy_primitive_batchers[scatter_p] = _batch(scatter_p, multiply_then_s
 # ---- Lowering ------------------------------------------------------------------------------------
 
 
-def _lower(primitive: Primitive, in_two_steps: Callable[..., Any]) -> Callable[..., Any]:
+def _lower(
+    primitive: Primitive, in_two_steps: Callable[..., Any], in_a_ring: Callable[..., Any]
+) -> Callable[..., Any]:
     def rule(
         ctx: mlir.LoweringRuleContext, x: Any, w: Any, *, axes: tuple[str, ...], axis: int,
         dtype: Any, backend: Backend,
     ) -> Sequence[Any]:  # fmt: skip
-        def steps(backend: Backend) -> Sequence[Any]:
-            def f(x: Any, w: Any) -> Any:
-                return in_two_steps(x, w, axes=axes, axis=axis, dtype=dtype, backend=backend)
+        def two_steps(x: Any, w: Any, backend: Backend) -> Any:
+            return in_two_steps(x, w, axes=axes, axis=axis, dtype=dtype, backend=backend)
 
+        def ring(x: Any, w: Any) -> Any:
+            return in_a_ring(x, w, axes=axes, axis=axis, multiply=multiply).astype(dtype)
+
+        def traced(f: Callable[..., Any]) -> Sequence[Any]:
             with _compat.without_varying_axes():
                 return mlir.lower_fun(f, multiple_results=False)(_compat.untyped(ctx), x, w)
 
@@ -293,14 +299,24 @@ def _lower(primitive: Primitive, in_two_steps: Callable[..., Any]) -> Callable[.
                 or _call(ctx, primitive, axis, groups, x, w)
             ),
             [x, w],
-            lambda: steps("lax"),
-            in_two_steps=lambda: steps("auto"),
+            lambda: traced(ring if _overlaps(ctx, axes) else ft.partial(two_steps, backend="lax")),
+            in_two_steps=lambda: traced(ft.partial(two_steps, backend="auto")),
         )
         (of_y,) = ctx.avals_out
         wanted = _type(of_y.shape, of_y.dtype)
         return [y if y.type == wanted else stablehlo.convert(wanted, y)]
 
     return rule
+
+
+def _overlaps(ctx: mlir.LoweringRuleContext, axes: tuple[str, ...]) -> bool:
+    """Tells whether lax's communication can run beside computation: not where devices share it."""
+    groups = _compat.replica_groups(ctx, axes, None)
+    if groups is None or any(group != sorted(group) for group in groups):
+        return False  # lax.ppermute has no meaning for axes that are not in the mesh's order
+    if tuple(ctx.module_context.platforms) != ("cpu",):
+        return True
+    return len(groups[0]) > 1 and spans_processes(ctx, groups)
 
 
 def _reduction(primitive: Primitive, axis: int) -> str | None:
@@ -317,7 +333,8 @@ def _slower(
     across = spans_processes(ctx, groups)
     if across and _engine.has_spare_cores():
         return "a process has more cores than devices, and XLA's matmul takes them all"
-    most = _MOST_PRODUCTS_ACROSS if across else _MOST_PRODUCTS
+    within = "several processes" if across else "one process"
+    most = _crossovers.one_call_to_products(primitive.name, p, within)
     of_rank = of_x.size * of_w.shape[1] * (p if primitive is gather_p else 1)
     gathers_many_rows = primitive is gather_p and axis == ROWS and of_x.shape[1] >= _MANY_ROWS
     if (p * of_rank > most and not gathers_many_rows) or of_w.size > _LARGEST_W:
@@ -381,9 +398,9 @@ def _converted(operand: Any, dtype: Any) -> Any:
     return operand if operand.type == wanted else stablehlo.convert(wanted, operand)
 
 
-for primitive, in_two_steps in (
-    (gather_p, gather_then_multiply),
-    (scatter_p, multiply_then_scatter),
+for primitive, in_two_steps, in_a_ring in (
+    (gather_p, gather_then_multiply, _matmul_ring.gather_and_multiply),
+    (scatter_p, multiply_then_scatter, _matmul_ring.multiply_and_scatter),
 ):
-    mlir.register_lowering(primitive, _lower(primitive, in_two_steps), cacheable=False)
+    mlir.register_lowering(primitive, _lower(primitive, in_two_steps, in_a_ring), cacheable=False)
     _engine.depends_on_places(primitive)

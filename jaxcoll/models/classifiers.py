@@ -9,12 +9,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import Mesh
 
-from jaxcoll import _compat
-from jaxcoll.collectives.all_reduce import all_reduce
-from jaxcoll.nn.tp_dense import TPAsyncDense, TPDense
+from jaxcoll.nn.dense import RowParallelDense, TPAsyncDense, TPDense
 from jaxcoll.parallel.partitioned import local_part, with_partitioning
 from jaxcoll.parallel.pipeline import sequential
 
@@ -82,25 +79,13 @@ class TPClassifier(nn.Module):
                 name="hidden_layer",
             )(features)
         )
-        return _SummedDense(self.num_classes, self.axis_name, name="output_layer")(x)
-
-
-class _SummedDense(nn.Module):
-    """A dense layer with its inputs split: every rank gets the sum, the bias added once."""
-
-    features: int
-    axis_name: str
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        is_mapped = self.axis_name in _compat.bound_axes()
-        in_features = x.shape[-1] * (lax.axis_size(self.axis_name) if is_mapped else 1)
-
-        init = with_partitioning(nn.initializers.lecun_normal(), (self.axis_name, None))
-        kernel = self.param("kernel", init, (in_features, self.features), x.dtype)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), x.dtype)
-        y = x @ kernel
-        return (all_reduce(y, self.axis_name) if is_mapped else y) + bias
+        return RowParallelDense(
+            self.num_classes,
+            mesh=self.mesh,
+            axis_name=self.axis_name,
+            param_dtype=x.dtype,
+            name="output_layer",
+        )(x)
 
 
 class PPClassifier(nn.Module):

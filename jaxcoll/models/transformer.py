@@ -5,11 +5,19 @@ dict of arrays. That dict goes as it is through `jax.shard_map`, `jaxcoll.all_re
 checkpoint, with no split and merge around each of them.
 """
 
-import functools as ft
+import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxcoll.nn.attention import TPAttention
+from jaxcoll.nn.dropout import TPDropout
+from jaxcoll.nn.embed import VocabParallelEmbed
+from jaxcoll.nn.mlp import TPMLP
+from jaxcoll.nn.norms import TPRMSNorm
 
 _INIT_STDDEV = 0.02  # GPT-2's; small enough for the tied output layer to start near uniform.
 
@@ -25,53 +33,86 @@ def _rotate(x: jax.Array) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
 
 
+def _squared_relu(x: jax.Array) -> jax.Array:
+    """Cheap on a CPU, being no exp or tanh (https://arxiv.org/abs/2109.08668)."""
+    return jnp.square(nn.relu(x))
+
+
 class Block(nn.Module):
     """One pre-norm layer: causal self-attention, then an MLP, each added to its input.
 
     Attributes:
         num_heads: Attention heads.
+        num_kv_heads: Heads of keys and values.
         mlp_ratio: Hidden width of the MLP over the model's width.
+        dropout: Share of what each branch adds that is dropped.
         out_stddev: Standard deviation of the initial weights that write to the residual stream.
+        options: Of the layers: how they are split, and the parameters' dtype.
     """
 
     num_heads: int
+    num_kv_heads: int
     mlp_ratio: int
+    dropout: float
     out_stddev: float
+    options: Any
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Map `(B, T, D)` to `(B, T, D)`."""
-        batch, num_tokens, width = x.shape
-        dense = ft.partial(
-            nn.Dense, use_bias=False, kernel_init=nn.initializers.normal(_INIT_STDDEV)
+    def __call__(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
+        """Map `(B, T, D)` to `(B, T, D)`; with a split sequence `(B, T / p, D)`."""
+        dense: dict[str, Any] = {
+            "use_bias": False,
+            "kernel_init": nn.initializers.normal(_INIT_STDDEV),
+            "out_kernel_init": nn.initializers.normal(self.out_stddev),
+            **self.options,
+        }
+        split = _split_axis(self.options)
+        norms: dict[str, Any] = {"axis_name": split, "param_dtype": self.options["param_dtype"]}
+        attention = TPAttention(
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            is_causal=True,
+            rotate=_rotate,
+            name="attention",
+            **dense,
         )
-        dense_out = ft.partial(
-            nn.Dense, use_bias=False, kernel_init=nn.initializers.normal(self.out_stddev)
-        )
+        mlp = TPMLP(self.mlp_ratio * x.shape[-1], activation=_squared_relu, name="mlp", **dense)
+        for name, branch in (("attention", attention), ("mlp", mlp)):
+            y = branch(TPRMSNorm(name=f"{name}_norm", **norms)(x))
+            x += TPDropout(self.dropout, axis_name=split)(y, deterministic=deterministic)
+        return x
 
-        qkv = dense(3 * width, name="qkv")(nn.RMSNorm(name="attention_norm")(x))  # (B, T, 3D)
-        qkv = qkv.reshape(batch, num_tokens, 3 * self.num_heads, width // self.num_heads)
-        query, key, value = jnp.split(qkv, 3, axis=2)  # 3 x (B, T, H, K)
-        mixed = jax.nn.dot_product_attention(_rotate(query), _rotate(key), value, is_causal=True)
-        x += dense_out(width, name="attention_out")(mixed.reshape(x.shape))
 
-        hidden = dense(self.mlp_ratio * width, name="mlp_in")(nn.RMSNorm(name="mlp_norm")(x))
-        # Squared ReLU (https://arxiv.org/abs/2109.08668): cheap on a CPU, being no exp or tanh.
-        return x + dense_out(width, name="mlp_out")(jnp.square(nn.relu(hidden)))
+def _split_axis(options: Any) -> str | None:
+    """Returns the axis over which the residual stream is split, by its sequence."""
+    return options["axis_name"] if options["sequence_parallel"] else None
 
 
 class TransformerLM(nn.Module):
     """A decoder-only language model: token ids in, next-token logits out.
 
     Rotary positions, RMSNorm, squared ReLU, no biases, output layer tied to the embedding. It has
-    `vocab_size * width + num_layers * (4 + 2 * mlp_ratio) * width**2` weights and a few norms.
+    `vocab_size * width + num_layers * (4 + 2 * mlp_ratio) * width**2` weights and a few norms
+    (with as many heads of keys and values as of queries).
+
+    With an `axis_name` its layers are split over the p ranks of a mesh axis: inside a map over the
+    axis they take whole tokens and return this rank's part of the logits, for
+    `jaxcoll.vocab_parallel_cross_entropy`; on global arrays they map themselves over `mesh`. The
+    parameters are the same either way.
 
     Attributes:
         vocab_size: Number of token ids; 256 for bytes.
         num_layers: Number of blocks.
         width: Features per token; a multiple of `num_heads`, with an even quotient.
         num_heads: Attention heads per block.
+        num_kv_heads: Heads of keys and values, shared by heads; `num_heads` if None.
         mlp_ratio: Hidden width of each MLP over `width`.
+        dropout: Share of what each branch adds that is dropped in training.
+        axis_name: The axis over which heads, hidden features and vocabulary are split, or None.
+        mesh: For calls on global arrays.
+        sequence_parallel: Between the layers, the sequence is split over the axis.
+        overlap: With `sequence_parallel`, communication beside computation, in collective matmuls.
+        param_dtype: Of the parameters.
 
     Example:
         >>> model = TransformerLM(num_layers=2, width=64)
@@ -85,35 +126,64 @@ class TransformerLM(nn.Module):
     width: int = 160
     num_heads: int = 4
     mlp_ratio: int = 4
+    _: dataclasses.KW_ONLY
+    num_kv_heads: int | None = None
+    dropout: float = 0.0
+    axis_name: str | None = None
+    mesh: Mesh | None = None
+    sequence_parallel: bool = False
+    overlap: bool = False
+    param_dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Return the logits of each position's next token.
 
         Args:
             tokens: Shape `(B, T)`, integers in `[0, vocab_size)`.
+            deterministic: Whether nothing is dropped; else a key for `"dropout"` is needed.
 
         Returns:
-            Shape `(B, T, vocab_size)`; position t sees tokens 0 to t.
+            Shape `(B, T, vocab_size)`, inside a map over `axis_name` `(B, T, vocab_size / p)`;
+            position t sees tokens 0 to t.
 
         Raises:
-            ValueError: `width` does not split into heads of an even width.
+            ValueError: `width` does not split into heads of an even width; p does not divide what
+                is split.
         """
         if self.width % (2 * self.num_heads):
             raise ValueError(
                 f"TransformerLM(width={self.width}, num_heads={self.num_heads}): expected width to "
                 f"be a multiple of 2 * num_heads = {2 * self.num_heads}, got {self.width}"
             )
-        embed = nn.Embed(
+        options: dict[str, Any] = {
+            "axis_name": self.axis_name,
+            "mesh": self.mesh,
+            "sequence_parallel": self.sequence_parallel,
+            "overlap": self.overlap,
+            "param_dtype": self.param_dtype,
+        }
+        embed = VocabParallelEmbed(
             self.vocab_size,
             self.width,
             embedding_init=nn.initializers.normal(_INIT_STDDEV),
             name="embed",
+            **options,
         )
-        # 2 * num_layers branches add up in the residual stream: keep their sum's variance at one
-        # branch's, as GPT-2 does.
-        out_stddev = _INIT_STDDEV / (2 * max(self.num_layers, 1)) ** 0.5
         x = embed(tokens)
         for layer in range(self.num_layers):
-            x = Block(self.num_heads, self.mlp_ratio, out_stddev, name=f"block_{layer}")(x)
-        return embed.attend(nn.RMSNorm(name="final_norm")(x))  # (B, T, V)
+            x = Block(
+                self.num_heads,
+                self.num_kv_heads or self.num_heads,
+                self.mlp_ratio,
+                self.dropout,
+                # 2 * num_layers branches add up in the residual stream: keep their sum's variance
+                # at one branch's, as GPT-2 does.
+                _INIT_STDDEV / (2 * self.num_layers) ** 0.5,
+                options,
+                name=f"block_{layer}",
+            )(x, deterministic=deterministic)
+        norm = TPRMSNorm(
+            axis_name=_split_axis(options), param_dtype=self.param_dtype, name="final_norm"
+        )
+        return embed.attend(norm(x))  # (B, T, V)

@@ -1,17 +1,13 @@
 """A linear layer for Flax NNX whose weight is split over a mesh axis by its outputs."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import _compat
-from jaxcoll.mesh import check_auto, check_mesh_axis
-from jaxcoll.nn._mapped import over_mesh
-from jaxcoll.parallel.tensor import dense
+from jaxcoll.nn._dense import Dense
+from jaxcoll.nn._place import Place
 
 
 class ShardedLinear(nnx.Module):
@@ -49,15 +45,9 @@ class ShardedLinear(nnx.Module):
         Raises:
             ValueError: the mesh has no such axis, or it does not divide `out_features`.
         """
-        check_mesh_axis("ShardedLinear", "axis_name", mesh, axis_name)
-        check_auto("ShardedLinear", mesh)
-        if out_features % mesh.shape[axis_name]:
-            raise ValueError(
-                f"ShardedLinear: out_features: {out_features} can't be split over the "
-                f'{mesh.shape[axis_name]} ranks of axis "{axis_name}".'
-            )
         self._mesh = mesh
         self._axis_name = axis_name
+        self._core().check_features(in_features=in_features, out_features=out_features)
         init = nnx.initializers.lecun_normal()
         weight = init(rngs.params(), (in_features, out_features), jnp.float32)
         self.weight = nnx.Param(self._placed(weight, P(None, axis_name)))
@@ -68,15 +58,9 @@ class ShardedLinear(nnx.Module):
     def _placed(self, value: jax.Array, spec: P) -> jax.Array:
         return jax.device_put(value, NamedSharding(self._mesh, spec))
 
+    def _core(self) -> Dense:
+        return Dense(Place("ShardedLinear", self._axis_name, self._mesh), "column")
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns `(..., out_features)`, split over the axis; inside a map this rank's part."""
-        weights = (self.weight[...], self.bias[...])
-        if self._axis_name in _compat.bound_axes():
-            return self._local(x, *weights)
-        specs = (P(None, self._axis_name), P(self._axis_name))
-        return over_mesh(
-            self._local, self._mesh, self._axis_name, x, weights, specs, split_input=False
-        )
-
-    def _local(self, x: jax.Array, weight: Any, bias: Any) -> jax.Array:
-        return dense(x, weight, bias, self._axis_name, "none")
+        return self._core()(x, self.weight[...], self.bias[...], None)

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from jaxcoll import _compat
 
@@ -48,6 +49,12 @@ def with_partitioning(init: Callable[..., Any], names: Names) -> Callable[..., A
         return Partitioned(local_part(init(*arguments, **keywords), names), names=names)
 
     return make
+
+
+def split_init(init: Callable[..., Any], spec: P, ndim: int) -> Callable[..., Any]:
+    """Returns `with_partitioning(init, ...)` by a spec; `init` itself where that splits nothing."""
+    names = tuple(spec) + (None,) * (ndim - len(spec))
+    return with_partitioning(init, names) if any(names) else init
 
 
 def local_part(value: jax.Array, names: Names) -> jax.Array:

@@ -152,10 +152,7 @@ def test_extrema_of_zeros_are_signed_as_in_lax(extremum: str):
         assert_conforms(op, lambda f, x: jnp.signbit(f(x)), mesh(2), xs)
 
 
-@pytest.mark.parametrize("backend", ["auto", "lax"])
-@pytest.mark.parametrize(
-    "op", [op for op in OPS if "reduce" not in op.name], ids=lambda op: op.name
-)
+@pytest.mark.product(op=[op for op in OPS if "reduce" not in op.name], backend=("auto", "lax"))
 def test_copies_keep_every_bit(op: Op, backend: Any):
     shape = (4, *op.shape(4))
     bits = np.random.default_rng(0).integers(0, 2**32, shape, np.uint32)

@@ -33,7 +33,7 @@ def test_derivatives_are_those_of_lax(op: Op, program: str, check_vma: bool, siz
     )
 
 
-@pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda op: op.name)
+@pytest.mark.product(op=DIFFERENTIABLE)
 def test_derivatives_around_the_map_are_those_of_one_device(op: Op):
     def total(f: Function) -> Function:
         def compute(xs: Any) -> Any:

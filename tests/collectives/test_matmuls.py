@@ -26,6 +26,7 @@ from programs import DERIVATIVES, TRANSFORMATIONS, Function
 
 import jaxcoll
 from jaxcoll import _blas, _native
+from jaxcoll.collectives import _matmul
 
 needs_native = pytest.mark.skipif(native_missing() is not None, reason="about native calls")
 
@@ -55,6 +56,19 @@ def test_derivatives_are_those_of_two_steps(
     op = row(kind, batch)
     xs = blocks(op, size, np.float64)
     assert_conforms(op, derivatives, mesh(size), xs, check_vma=check_vma, rtol=1e-12)
+
+
+@pytest.mark.product(kind=KINDS, batch=BATCHES, dtype=DTYPES, size=SIZES)
+def test_on_lax_as_a_ring(
+    kind: str, batch: Any, dtype: np.dtype, size: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The form of lax's path where communication runs beside computation."""
+    monkeypatch.setattr(_matmul, "_overlaps", lambda ctx, axes: True)
+    op = row(kind, batch)
+    xs = blocks(op, size, dtype)
+    f = jax.jit(mapped(op.over("x", backend="lax")["ours"], mesh(size)))
+    assert_same(f(xs), op.reference(xs))
+    assert ("collective_permute" in f.lower(xs).as_text()) == (size > 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,31 +16,19 @@ from jax.sharding import AbstractMesh, AxisType
 import jaxcoll
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_eagerly(op: Op):
+def eagerly(op: Op) -> None:
     xs = blocks(op, 3)
     assert_same(mapped(op.over("x")["ours"], mesh(3))(xs), op.reference(xs))
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_with_jit_switched_off(op: Op):
+def with_jit_switched_off(op: Op) -> None:
     xs = blocks(op, 2)
     with jax.disable_jit():
         ys = mapped(jax.jit(op.over("x")["ours"]), mesh(2), check_vma=False)(xs)
     assert_same(ys, op.reference(xs))
 
 
-@pytest.mark.product(op=OPS, size=(1, 3, 8))
-def test_under_pmap(op: Op, size: int):
-    xs = blocks(op, size)
-    f = jax.pmap(op.over("ranks")["ours"], axis_name="ranks", devices=jax.devices()[:size])
-    with counted_calls() as count:
-        assert_same(f(xs), op.reference(xs))
-    assert count.calls == (size if size > 1 and auto_is_native() else 0)
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_one_function_on_two_meshes(op: Op):
+def one_function_on_two_meshes(op: Op) -> None:
     xs = blocks(op, 4)
 
     @jax.jit
@@ -57,8 +45,7 @@ def test_one_function_on_two_meshes(op: Op):
         assert list(ys.sharding.mesh.devices.flat) == list(over.devices.flat)
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_on_an_explicit_mesh(op: Op):
+def on_an_explicit_mesh(op: Op) -> None:
     xs = blocks(op, 4)
     over = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
     sharded = jax.device_put(xs, jax.NamedSharding(over, jax.P("x")))
@@ -66,8 +53,7 @@ def test_on_an_explicit_mesh(op: Op):
     assert_same(ys, op.reference(xs))
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_under_an_abstract_mesh(op: Op):
+def under_an_abstract_mesh(op: Op) -> None:
     """One function, lowered without devices, then run on two meshes that fit."""
     xs = blocks(op, 4)
     over = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
@@ -79,6 +65,79 @@ def test_under_an_abstract_mesh(op: Op):
             ys = f(jax.device_put(xs, jax.NamedSharding(concrete, jax.P("x"))))
             assert_same(ys, op.reference(xs))
         assert count.calls == (4 if auto_is_native() else 0)
+
+
+def donated_operands(op: Op) -> None:
+    xs = blocks(op, 4)
+    donated = jax.device_put(xs, jax.NamedSharding(mesh(4), jax.P("x")))
+    f = jax.jit(mapped(op.over("x")["ours"], mesh(4)), donate_argnums=0)
+    ys = f(donated)
+    assert_same(ys, op.reference(xs))
+    assert ys.shape != xs.shape or donated.is_deleted()
+
+
+def operands_that_are_used_again_keep_their_values(op: Op) -> None:
+    xs = blocks(op, 4)
+
+    def before_and_after(x: Any) -> Any:
+        y = op.ours(x, "x")
+        return x, y, x + 1, op.ours(x, "x")
+
+    before, y, more, again = jax.jit(mapped(before_and_after, mesh(4)))(xs)
+    assert_same((before, more), (xs, xs + 1))
+    assert_same((y, again), (op.reference(xs),) * 2)
+
+
+def results_feed_the_next_collective(op: Op) -> None:
+    xs = blocks(op, 4)
+
+    def chain(x: Any) -> Any:
+        for _ in range(3):
+            x = jaxcoll.ppermute(x, "x", [(i, (i + 1) % 4) for i in range(4)])
+        return op.ours(x, "x")
+
+    assert_same(jax.jit(mapped(chain, mesh(4)))(xs), op.reference(np.roll(xs, 3, axis=0)))
+
+
+def values_from_other_computations(op: Op) -> None:
+    """Operands come out of fusions and results go into them."""
+    xs = blocks(op, 4)
+
+    def f(x: Any) -> Any:
+        y = op.ours(x + x - x, "x")
+        return (y + y - y)[...]
+
+    assert_same(jax.jit(mapped(f, mesh(4)))(xs), op.reference(xs))
+
+
+PROGRAMS = {
+    f.__name__: f
+    for f in (
+        eagerly,
+        with_jit_switched_off,
+        one_function_on_two_meshes,
+        on_an_explicit_mesh,
+        under_an_abstract_mesh,
+        donated_operands,
+        operands_that_are_used_again_keep_their_values,
+        results_feed_the_next_collective,
+        values_from_other_computations,
+    )
+}
+
+
+@pytest.mark.product(op=OPS, program=list(PROGRAMS))
+def test_every_op_in(op: Op, program: str):
+    PROGRAMS[program](op)
+
+
+@pytest.mark.product(op=OPS, size=(1, 3, 8))
+def test_under_pmap(op: Op, size: int):
+    xs = blocks(op, size)
+    f = jax.pmap(op.over("ranks")["ours"], axis_name="ranks", devices=jax.devices()[:size])
+    with counted_calls() as count:
+        assert_same(f(xs), op.reference(xs))
+    assert count.calls == (size if size > 1 and auto_is_native() else 0)
 
 
 def test_lowering_without_devices_may_come_first():
@@ -94,50 +153,3 @@ x = jax.device_put(jax.numpy.arange(2), jax.NamedSharding(jax.make_mesh((2,), ("
 assert jax.jit(f)(x) == 1
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_donated_operands(op: Op):
-    xs = blocks(op, 4)
-    donated = jax.device_put(xs, jax.NamedSharding(mesh(4), jax.P("x")))
-    f = jax.jit(mapped(op.over("x")["ours"], mesh(4)), donate_argnums=0)
-    ys = f(donated)
-    assert_same(ys, op.reference(xs))
-    assert ys.shape != xs.shape or donated.is_deleted()
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_operands_that_are_used_again_keep_their_values(op: Op):
-    xs = blocks(op, 4)
-
-    def before_and_after(x: Any) -> Any:
-        y = op.ours(x, "x")
-        return x, y, x + 1, op.ours(x, "x")
-
-    before, y, more, again = jax.jit(mapped(before_and_after, mesh(4)))(xs)
-    assert_same((before, more), (xs, xs + 1))
-    assert_same((y, again), (op.reference(xs),) * 2)
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_results_feed_the_next_collective(op: Op):
-    xs = blocks(op, 4)
-
-    def chain(x: Any) -> Any:
-        for _ in range(3):
-            x = jaxcoll.ppermute(x, "x", [(i, (i + 1) % 4) for i in range(4)])
-        return op.ours(x, "x")
-
-    assert_same(jax.jit(mapped(chain, mesh(4)))(xs), op.reference(np.roll(xs, 3, axis=0)))
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_values_from_other_computations(op: Op):
-    """Operands come out of fusions and results go into them."""
-    xs = blocks(op, 4)
-
-    def f(x: Any) -> Any:
-        y = op.ours(x + x - x, "x")
-        return (y + y - y)[...]
-
-    assert_same(jax.jit(mapped(f, mesh(4)))(xs), op.reference(xs))

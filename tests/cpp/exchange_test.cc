@@ -36,7 +36,8 @@ void EveryStepHasItsTurn(Context& context) {
         context.Expect(
             step_of.emplace(std::pair{steps.phase(step), steps.round(step)}, step).second,
             what + ": a step twice");
-        context.Expect(steps.Needs(step) <= step, what + ": a step needs itself or a later one");
+        context.Expect(std::max(steps.NeedsLeft(step), steps.NeedsRead(step)) <= step,
+                       what + ": a step needs itself or a later one");
       }
       context.Expect(step_of.size() == phases * rounds, what + ": a step is missing");
       context.Expect(!steps.is_idle(steps.count() - 1), what + ": the last step is idle");
@@ -44,20 +45,17 @@ void EveryStepHasItsTurn(Context& context) {
         const auto& [phase, round] = at;
         // As host/route.h has it: a phase reads what the one before left, and overwrites what the
         // next one has read two rounds ago.
-        std::size_t needs = 0;
-        if (phase > 0) {
-          needs = step_of.at({phase - 1, round}) + 1;
-        }
-        if (phase + 1 < phases && round >= 2) {
-          needs = std::max(needs, step_of.at({phase + 1, round - 2}) + 1);
-        }
-        context.Expect(steps.Needs(step) == needs, what + ": step " + std::to_string(step));
+        const std::size_t left = phase > 0 ? step_of.at({phase - 1, round}) + 1 : 0;
+        const bool overwrites = phase + 1 < phases && round >= 2;
+        const std::size_t read = overwrites ? step_of.at({phase + 1, round - 2}) + 1 : 0;
+        context.Expect(steps.NeedsLeft(step) == left && steps.NeedsRead(step) == read,
+                       what + ": step " + std::to_string(step));
       }
     }
   }
 }
 
-/// Processes that go on in any order that Needs allows.
+/// Processes that go on in any order that is allowed, each of which reads what some others leave.
 void NoStepReadsOrWritesTooEarly(Context& context) {
   Random random(5);
   for (int i = 0; i < 600; ++i) {
@@ -66,7 +64,13 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
     const std::size_t num_processes = 2 + Below(random, 3);
     const Steps steps(phases, rounds);
     std::vector<std::size_t> done(num_processes, 0);
-    // The round in each process's half window of each phase, and who has read it.
+    std::vector<std::vector<bool>> reads(num_processes, std::vector<bool>(num_processes));
+    for (std::vector<bool>& of_one : reads) {
+      for (std::size_t q = 0; q < num_processes; ++q) {
+        of_one[q] = Below(random, 2) == 0;
+      }
+    }
+    // The round in each process's half window of each phase, and how many have read it.
     std::map<std::array<std::size_t, 3>, std::pair<std::size_t, std::size_t>> left;
     for (;;) {
       std::vector<std::size_t> ready;
@@ -76,7 +80,8 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
         }
         bool may_run = done[p] < steps.count();
         for (std::size_t q = 0; q < num_processes && may_run; ++q) {
-          may_run = q == p || done[q] >= steps.Needs(done[p]);
+          may_run = (q == p || !reads[p][q] || done[q] >= steps.NeedsLeft(done[p])) &&
+                    (q == p || !reads[q][p] || done[q] >= steps.NeedsRead(done[p]));
         }
         if (may_run) {
           ready.push_back(p);
@@ -89,15 +94,22 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
       const std::size_t phase = steps.phase(done[p]);
       const std::size_t round = steps.round(done[p]);
       for (std::size_t q = 0; q < num_processes && phase > 0; ++q) {
-        auto& [what, reads] = left[{q, phase - 1, round % 2}];
+        if (!reads[p][q]) {
+          continue;
+        }
+        auto& [what, num_reads] = left[{q, phase - 1, round % 2}];
         context.Expect(what == round + 1, "a step reads what is not there");
-        ++reads;
+        ++num_reads;
       }
       if (phase + 1 < phases) {
-        auto& [what, reads] = left[{p, phase, round % 2}];
-        context.Expect(what == 0 || reads == num_processes, "a step overwrites what is not read");
+        auto& [what, num_reads] = left[{p, phase, round % 2}];
+        std::size_t wanted = 0;
+        for (std::size_t q = 0; q < num_processes; ++q) {
+          wanted += reads[q][p] ? 1 : 0;
+        }
+        context.Expect(what == 0 || num_reads == wanted, "a step overwrites what is not read");
         what = round + 1;
-        reads = 0;
+        num_reads = 0;
       }
       ++done[p];
     }

@@ -303,7 +303,7 @@ void AMoveInProgressIsNeverFailed(Context& context) {
 /// those that run have ended. The late rank gets it at once, and its next run waits for them.
 void AnEarlyStartFailsWhenItsChunksHaveEnded(Context& context) {
   const Limit limit(kForever);
-  constexpr std::size_t p = 3;
+  const std::size_t p = 3;
   const std::size_t num_at_work = std::min<std::size_t>(2, Runners::Get().num_cores());
   for (const bool are_long : {true, false}) {
     const std::int64_t run = FreshRuns();

@@ -494,7 +494,7 @@ void LargeBlocksAreMultipliedAsTheyCome(Context& context) {
 /// As many products between other ranks as can be are made before one of them comes; of sums, those
 /// up to its own term.
 void ProductsAreMadeBeforeALateRankComes(Context& context) {
-  constexpr std::size_t p = 3;
+  const std::size_t p = 3;
   SetBlas({.sgemm = &CountingGemm, .dgemm = &Gemm<double>});
   for (const MatmulKind kind : {MatmulKind::kGatherRows, MatmulKind::kGatherInner,
                                 MatmulKind::kScatterRows, MatmulKind::kScatterColumns}) {
@@ -542,7 +542,7 @@ void SlowGemm(const char* transa, const char* transb, const int* m, const int* n
 
 /// Also where another thread would be faster with the second term than one is with the first.
 void TermsAreAddedInOrder(Context& context) {
-  constexpr std::size_t p = 3;
+  const std::size_t p = 3;
   SetBlas({.sgemm = &SlowGemm, .dgemm = &Gemm<double>});
   const MatmulLayout layout = Small(MatmulKind::kScatterRows);
   const Site site = MakeSite(1, OneGroup(p), MakeMatmulWork(layout));

@@ -238,7 +238,7 @@ void EveryEarlyChunkRunsOnce(Context& context) {
 
 /// Also those whose ranks came when there was a rank at work for each core.
 void ChunksRunBeforeTheLastRankComes(Context& context) {
-  constexpr std::size_t p = 5;
+  const std::size_t p = 5;
   for (std::size_t late = 0; late < p; ++late) {
     std::atomic<std::size_t> num_run{0};
     auto work = std::make_unique<EarlyStampWork>(p);

@@ -2,11 +2,11 @@
 #include <unistd.h>  // close, ftruncate
 
 #include <array>    // std::array
-#include <atomic>   // std::atomic
 #include <cstddef>  // std::byte, std::size_t
 #include <cstdint>  // std::uint64_t
 #include <memory>   // std::make_shared, std::shared_ptr
 #include <string>   // std::string
+#include <vector>   // std::vector
 
 #include "core/status.h"
 #include "host/job.h"
@@ -82,34 +82,66 @@ void CausesOfAnyLength(Context& context) {
   }
 }
 
-/// In all orders of what a reader may be at: the same call, another one, or none.
-void LanesAreTakenAgainOnceTheyAreRead(Context& context) {
-  Host host(2, {.num_lanes = 2, .window_bytes = 4096});
+std::size_t SeatOf(const Host& host, std::size_t process) {
+  return host.job(process).session()->seat();
+}
+
+/// Process `process` says that it has ended a call in a lane of process 0.
+void EndCall(const Host& host, std::size_t process, int lane, std::uint64_t tag) {
+  const auto number = static_cast<std::size_t>(lane);
+  host.segment().ended(SeatOf(host, process), SeatOf(host, 0), number) = tag;
+}
+
+void LanesAreTakenAgainOnceAllHaveEndedTheCall(Context& context) {
+  const Host host(3, {.num_lanes = 2, .window_bytes = 4096});
   Session& session = *host.job(0).session();
-  constexpr std::uint64_t kEnd = std::uint64_t{9} << Lane::kProgressBits | 4;
-  std::array<std::atomic<std::uint64_t>, 2> words{};
-  const std::array<Session::Reader, 2> both{&words[0], &words[1]};
-  const std::array<Session::Reader, 1> one{&words[0]};
-  std::uint64_t first = 0, second = 0, third = 0;
+  const std::array<std::size_t, 2> both{SeatOf(host, 1), SeatOf(host, 2)};
+  const std::array<std::size_t, 1> one{SeatOf(host, 2)};
+  std::uint64_t first = 0, second = 0, third = 0, fourth = 0, fifth = 0;
   const int lane = session.TakeLane(first);
   const int other = session.TakeLane(second);
   context.Expect(lane >= 0 && other >= 0 && lane != other, "two lanes");
   context.Expect(session.TakeLane(third) < 0, "no third one");
-  words[0] = kEnd - 1;
-  words[1] = kEnd;
-  session.LeaveLane(lane, kEnd, both);
-  context.Expect(session.TakeLane(third) < 0, "one still reads");
-  std::uint64_t fourth = 0;
-  words[0] = kEnd;
+  EndCall(host, 1, lane, 9);
+  context.Expect(session.LeaveLane(lane, 9, both, /*is_ahead=*/false), "it is left");
+  context.Expect(session.TakeLane(third) < 0, "one still looks");
+  context.Expect(session.Laggards() == std::vector<std::size_t>{SeatOf(host, 2)}, "it is named");
+  EndCall(host, 2, other, 9);
+  context.Expect(session.TakeLane(third) < 0, "at another lane");
+  EndCall(host, 2, lane, 8);
+  context.Expect(session.TakeLane(third) < 0, "at an earlier call");
+  EndCall(host, 2, lane, 9);
   context.Expect(session.TakeLane(fourth) < 0, "the third one is served first");
-  context.Expect(session.TakeLane(third) == lane, "all have read");
-  session.LeaveLane(other, kEnd, one);
-  words[0] = 0;
-  context.Expect(session.TakeLane(fourth) == other, "the reader's lane is being written");
-  std::uint64_t fifth = 0;
-  session.LeaveLane(lane, kEnd, both);
-  words[0] = std::uint64_t{10} << Lane::kProgressBits | 1;
-  context.Expect(session.TakeLane(fifth) == lane, "the reader is at another call");
+  context.Expect(session.TakeLane(third) == lane, "all have ended the call");
+  context.Expect(session.LeaveLane(other, 9, one, /*is_ahead=*/false), "it is left");
+  context.Expect(session.TakeLane(fourth) == other, "of one");
+  context.Expect(session.LeaveLane(lane, 10, {}, /*is_ahead=*/false), "it is left");
+  context.Expect(session.TakeLane(fifth) == lane, "of none");
+}
+
+/// The other lanes are for calls that the others have come to.
+void FewLanesAreLeftAhead(Context& context) {
+  const Host host(2, {.num_lanes = 8, .window_bytes = 4096});
+  Session& session = *host.job(0).session();
+  const std::array<std::size_t, 1> one{SeatOf(host, 1)};
+  std::array<int, 4> lanes{};
+  for (int& lane : lanes) {
+    std::uint64_t ticket = 0;
+    lane = session.TakeLane(ticket);
+  }
+  context.Expect(session.LeaveLane(lanes[0], 1, one, true), "the first");
+  context.Expect(session.LeaveLane(lanes[1], 2, one, true), "the second");
+  context.Expect(!session.LeaveLane(lanes[2], 3, one, true), "the third has to wait");
+  context.Expect(session.LeaveLane(lanes[3], 4, one, false), "not one that all have come to");
+  EndCall(host, 1, lanes[2], 3);
+  context.Expect(session.LeaveLane(lanes[2], 3, one, true), "nor one that all have ended");
+  EndCall(host, 1, lanes[0], 1);
+  std::uint64_t ticket = 0;
+  context.Expect(session.TakeLane(ticket) == lanes[0], "the oldest");
+  context.Expect(session.LeaveLane(lanes[0], 5, one, true), "those that have ended don't count");
+  std::uint64_t other = 0;
+  const int fresh = session.TakeLane(other);
+  context.Expect(!session.LeaveLane(fresh, 6, one, true), "two are left ahead again");
 }
 
 }  // namespace
@@ -117,9 +149,11 @@ void LanesAreTakenAgainOnceTheyAreRead(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
-  return RunTests({{"SegmentsRefuseWhatIsNotTheirs", SegmentsRefuseWhatIsNotTheirs},
-                   {"TooLargeASegmentIsAnError", TooLargeASegmentIsAnError},
-                   {"CausesOfAnyLength", CausesOfAnyLength},
-                   {"LanesAreTakenAgainOnceTheyAreRead", LanesAreTakenAgainOnceTheyAreRead}},
-                  argc, argv);
+  return RunTests(
+      {{"SegmentsRefuseWhatIsNotTheirs", SegmentsRefuseWhatIsNotTheirs},
+       {"TooLargeASegmentIsAnError", TooLargeASegmentIsAnError},
+       {"CausesOfAnyLength", CausesOfAnyLength},
+       {"LanesAreTakenAgainOnceAllHaveEndedTheCall", LanesAreTakenAgainOnceAllHaveEndedTheCall},
+       {"FewLanesAreLeftAhead", FewLanesAreLeftAhead}},
+      argc, argv);
 }

@@ -50,9 +50,21 @@ class Waiting {
   /// It is over for `process`, though others may still read.
   void Ended(std::size_t process, const WaitedFor& call) {
     In(process, call);
-    Lane& lane = host_.segment().lane(host_.job(process).session()->seat(), used_[process] - 1);
-    lane.word = lane.word + 1;
-    lane.waits_since_ns = 0;
+    Last(process).word = Last(process).word + 1;
+    Last(process).waits_since_ns = 0;
+  }
+
+  /// `process` has ended it long ago, before the others came.
+  void IsAheadOf(std::size_t process, const WaitedFor& call) {
+    In(process, call, 0);
+    Last(process).waits_since_ns = -(now_ns_ - 2 * kPatienceNs);
+  }
+
+  /// `process` has ended the last call of `other`, and is at another one since.
+  void HasRead(std::size_t process, std::size_t other) {
+    const std::size_t seat = host_.job(process).session()->seat();
+    host_.segment().ended(seat, host_.job(other).session()->seat(), used_[other] - 1) =
+        Last(other).word >> Lane::kProgressBits;
   }
 
   /// What `process` finds.
@@ -61,6 +73,10 @@ class Waiting {
   }
 
  private:
+  Lane& Last(std::size_t process) const {
+    return host_.segment().lane(host_.job(process).session()->seat(), used_[process] - 1);
+  }
+
   Host host_;
   std::vector<std::size_t> used_;
   std::int64_t now_ns_;
@@ -105,6 +121,20 @@ void WhoHasEndedACallHasComeToIt(Context& context) {
   context.Expect(both.Found(0).empty() && both.Found(1).empty(), "0 goes on, and comes to 12");
 }
 
+/// As if it waited there still, among the calls of one group, to which all come in one order.
+void WhoIsAheadOfACallIsInIt(Context& context) {
+  Waiting both(2);
+  both.IsAheadOf(0, {kGroupOfAll, 11, {1}});
+  context.Expect(both.Found(0, kGroupOfAll).empty(), "1 may come");
+  both.In(1, {kGroupOfAll, 12, {0}});
+  const std::string text =
+      "process 41 waits in call 12; process 40 has ended, before others came to it, call 11";
+  context.Expect(both.Found(1, kGroupOfAll) == text, [&] { return both.Found(1, kGroupOfAll); });
+  context.Expect(both.Found(1).empty(), "0 may come to 12");
+  both.HasRead(1, 0);
+  context.Expect(both.Found(1, kGroupOfAll).empty(), "1 has come to 11 before");
+}
+
 /// 0 waits for 1 in the first group, 1 for 2 in the second, 2 for 0 in the third.
 void ACircleOfGroups(Context& context) {
   for (const bool is_closed : {true, false}) {
@@ -138,6 +168,7 @@ int main(int argc, char** argv) {
                    {"ACallThatAllHaveComeToGoesOn", ACallThatAllHaveComeToGoesOn},
                    {"WhoHasNotWaitedForLongMayGoOn", WhoHasNotWaitedForLongMayGoOn},
                    {"WhoHasEndedACallHasComeToIt", WhoHasEndedACallHasComeToIt},
+                   {"WhoIsAheadOfACallIsInIt", WhoIsAheadOfACallIsInIt},
                    {"ACircleOfGroups", ACircleOfGroups},
                    {"OneWayOutIsEnough", OneWayOutIsEnough}},
                   argc, argv);

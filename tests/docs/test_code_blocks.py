@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+import quick
 from checks import native_missing
 from pages import commands, is_as_shown, python_blocks
 
@@ -27,10 +28,11 @@ pytestmark = pytest.mark.skipif(
 
 def run(folder: pathlib.Path, *arguments: object) -> str:
     """Runs Python in a folder, without this process's devices; returns its standard output."""
+    environment = {k: v for k, v in os.environ.items() if k != "PJRT_NPROC"}
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=folder,
-        env={k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PJRT_NPROC")},
+        env=environment | {"XLA_FLAGS": quick.inherited()},
         timeout=240,
         capture_output=True,
         text=True,

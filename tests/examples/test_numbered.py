@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import quick
 from checks import native_missing
 from pages import is_as_shown
 
@@ -28,11 +29,12 @@ def test_it_stays_short(name: str):
 def run(name: str, folder: pathlib.Path) -> tuple[int, str]:
     """Runs an example in an empty folder; returns its exit code and all that it said."""
     # Safe paths, where a wheel is tested, would hide what lies beside an example.
-    without = ("JAXCOLL_BACKEND", "XLA_FLAGS", "PJRT_NPROC", "PYTHONSAFEPATH")
+    without = ("JAXCOLL_BACKEND", "PJRT_NPROC", "PYTHONSAFEPATH")
+    environment = {key: value for key, value in os.environ.items() if key not in without}
     done = subprocess.run(
         [sys.executable, "-u", EXAMPLES / name],
         cwd=folder,
-        env={key: value for key, value in os.environ.items() if key not in without},
+        env=environment | {"XLA_FLAGS": quick.inherited()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

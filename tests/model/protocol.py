@@ -1,9 +1,13 @@
 """The protocol of csrc/host/exchange.h between processes, as a model of its single steps.
 
 Each process makes the same calls, one after the other. For each it takes one of two lanes and goes
-through its steps: leave a round's data in its window, read the others',
-publish. What is read carries who left it for which call and round, so that a wrong pairing and a
-slot that is used again too early both show.
+through its steps: leave a round's data in its window, read what it wants of the others', publish.
+It waits only for those whose data it reads, or who read what it overwrites, and may be at later
+calls when others come. What is read carries who left it for which call and round, so that a wrong
+pairing and a slot that is used again too early both show.
+
+A direct call leaves an address; what is read there is the other's own buffer, which stays until
+the other has ended its call, with a result or an error.
 
 A process may crash, stop and go on later, or give up at a deadline while it waits. A rule can be
 switched off, to see that the check misses it.
@@ -18,12 +22,18 @@ from model.explore import ViolationError
 RULES = (
     "data before flag",  # a step is published after what it leaves
     "tags differ",  # each call has a tag of its own
-    "lanes are drained",  # a lane is taken up again once all others have ended its call
-    "rounds are read",  # a half of the window is overwritten once all others have read it
-    "read before end",  # the last step is published after the last read
+    "what is read is there",  # a step waits for those whose data it reads
+    "lanes are drained",  # a lane is taken up again once all that looked at it have ended its call
+    "who only looks counts",  # also those that looked at it for who has read
+    "rounds are read",  # a half of the window is overwritten once its readers have read it
+    "buffers are read",  # a direct call ends once its readers have read
+    "read before end",  # who has looked at a lane says that it is done after its last look
+    "failure before result",  # a direct call gives no result of a job that has failed
+    "few are ahead",  # a process leaves few calls behind to which others may not have come
     "death is noticed",  # a waiting process sees that another is gone
 )
 LANES = 2
+AHEAD = 1  # calls that a process may leave before those have come that read what it left
 DONE, ERROR, CRASHED = "result", "error", "crashed"
 
 
@@ -45,8 +55,9 @@ class Process:
         lane: its lane; None before it has one.
         step: how many steps are completed.
         at: 0 before a step; while a step is under way, how many of its parts are.
-        left: of the lanes left behind, oldest first: (lane, tag).
-        readers: where the others' lanes of this call were found: (process, lane).
+        left: of the lanes left behind, oldest first: (lane, call).
+        found: where the others' lanes of this call were found: (process, lane).
+        doubts: whether it may have read what was no longer there.
         end: how it ended, or None.
         stopped: whether it is stopped.
     """
@@ -55,18 +66,20 @@ class Process:
     lane: int | None = None
     step: int = 0
     at: int = 0
-    left: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...] = ()
-    readers: tuple[tuple[int, int], ...] = ()
+    left: tuple[tuple[int, int], ...] = ()
+    found: tuple[tuple[int, int], ...] = ()
+    doubts: bool = False
     end: str | None = None
     stopped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The whole job."""
+    """The whole job; `ended[i][j][n]` is the last call in lane n of j that i has ended."""
 
     processes: tuple[Process, ...]
     lanes: tuple[tuple[Lane, ...], ...]
+    ended: tuple[tuple[tuple[int | None, ...], ...], ...]
     failed: bool = False
     faults: int = 0
 
@@ -78,7 +91,8 @@ class Job:
     Attributes:
         processes: how many.
         calls: of each process.
-        rounds: of each call.
+        rounds: of each call that is not direct.
+        routes: of the calls in turn: who reads whom, "direct" before it or not.
         faults: how many of the things below may happen.
         kinds: of `crash`, `stop`, `deadline`.
         without: the rules that are switched off.
@@ -87,6 +101,7 @@ class Job:
     processes: int
     calls: int
     rounds: int = 1
+    routes: tuple[str, ...] = ("all",)
     faults: int = 0
     kinds: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
@@ -95,30 +110,82 @@ class Job:
         return State(
             processes=(Process(),) * self.processes,
             lanes=((Lane(),) * LANES,) * self.processes,
+            ended=(((None,) * LANES,) * self.processes,) * self.processes,
         )
 
-    # ---- The order of steps, as in csrc/host/exchange.h: two phases, leave and read --------------
+    # ---- The order of steps, as in csrc/host/exchange.h ------------------------------------------
 
-    @property
-    def num_steps(self) -> int:
-        return (self.rounds + 1) * 2
+    def route(self, call: int) -> str:
+        return self.routes[call % len(self.routes)]
 
-    def phase_and_round(self, step: int) -> tuple[int, int | None]:
-        phase, round_ = step % 2, step // 2 - step % 2
-        return phase, round_ if 0 <= round_ < self.rounds else None
+    def is_direct(self, call: int) -> bool:
+        return self.route(call).startswith("direct")
 
-    def needs(self, step: int) -> int:
-        phase, round_ = self.phase_and_round(step)
+    def phases(self, call: int) -> int:
+        """Leave and read; where the others read one's own buffer, wait until they have."""
+        return 3 if self.is_direct(call) else 2
+
+    def num_rounds(self, call: int) -> int:
+        return 1 if self.is_direct(call) else self.rounds
+
+    def num_steps(self, call: int) -> int:
+        return (self.num_rounds(call) + self.phases(call) - 1) * self.phases(call)
+
+    def phase_and_round(self, call: int, step: int) -> tuple[int, int | None]:
+        phase = step % self.phases(call)
+        round_ = step // self.phases(call) - phase
+        return phase, round_ if 0 <= round_ < self.num_rounds(call) else None
+
+    def reads(self, call: int, phase: int, i: int, j: int) -> bool:
+        """Says whether i's phase takes what j has left, or done, in the phase before."""
+        if phase == 2:
+            return self.reads(call, 1, j, i)
+        match self.route(call).split():
+            case [*_, "all"]:
+                return True
+            case [*_, "ring"]:
+                return j == (i - 1) % self.processes
+            case [*_, "from", root]:
+                return j == int(root)
+        raise AssertionError(self.route(call))
+
+    def needs(self, call: int, step: int, i: int, j: int) -> int:
+        """Returns how many steps j must have completed before i makes `step`."""
+        phase, round_ = self.phase_and_round(call, step)
         assert round_ is not None
-        if phase == 1:
-            return self._end(0, round_)
-        if round_ >= 2 and "rounds are read" not in self.without:
-            return self._end(1, round_ - 2)
-        return 0
+        needed = 0
+        if phase > 0 and self.reads(call, phase, i, j):
+            rule = "what is read is there" if phase == 1 else "buffers are read"
+            if rule not in self.without:
+                needed = self._end(call, phase - 1, round_)
+        overwrites = phase + 1 < self.phases(call) and round_ >= 2
+        is_kept = "rounds are read" not in self.without
+        if overwrites and is_kept and self.reads(call, phase + 1, j, i):
+            needed = max(needed, self._end(call, phase + 1, round_ - 2))
+        return needed
 
-    @staticmethod
-    def _end(phase: int, round_: int) -> int:
-        return (round_ + phase) * 2 + phase + 1
+    def looks(self, call: int, i: int, j: int) -> bool:
+        """Says whether i looks at j's lane in the call."""
+        if "who only looks counts" in self.without:
+            return self.reads(call, 1, i, j)
+        return any(
+            self.needs(call, step, i, j) > 0
+            for step in range(self.num_steps(call))
+            if self.phase_and_round(call, step)[1] is not None
+        )
+
+    def others(self, i: int) -> list[int]:
+        return [j for j in range(self.processes) if j != i]
+
+    def lookers(self, call: int, i: int) -> list[int]:
+        return [j for j in self.others(i) if self.looks(call, j, i)]
+
+    def goes_ahead(self, call: int, i: int) -> bool:
+        """Says whether i may end the call before all have come that will look at its lane."""
+        return not all(self.looks(call, i, j) for j in self.lookers(call, i))
+
+    def _end(self, call: int, phase: int, round_: int) -> int:
+        return (round_ + phase) * self.phases(call) + phase + 1
 
     def tag(self, call: int) -> int:
         return call if "tags differ" not in self.without else 0
@@ -153,31 +220,58 @@ class Job:
                 yield from self._waits(state, i)
                 return
             lane, left = taken
-            opened = _with(state, i, lane=lane, left=left, step=0, at=0, readers=())
+            opened = _with(state, i, lane=lane, left=left, step=0, at=0, found=(), doubts=False)
             yield f"{i} opens lane {lane} for call {process.call}", opened
             return
-        if process.step == self.num_steps:
-            left = (*process.left, (process.lane, self.tag(process.call), process.readers))
-            yield (
-                f"{i} leaves lane {process.lane}",
-                _with(state, i, call=process.call + 1, lane=None, left=left),
-            )
+        if process.step == self.num_steps(process.call):
+            yield from self._end_call(state, i, process)
             return
-        phase, round_ = self.phase_and_round(process.step)
+        phase, round_ = self.phase_and_round(process.call, process.step)
         if round_ is None:
             yield from self._own_steps(
                 state, i, dataclasses.replace(process, step=process.step + 1)
             )
             return
         if process.at == 0:
-            readers = self._reached(state, i, process, self.needs(process.step))
-            if readers is None:
+            found = self._reached(state, i, process)
+            if found is None:
                 yield from self._waits(state, i)
                 return
-            process = dataclasses.replace(process, readers=readers)
-        yield from (self._leave if phase == 0 else self._read)(state, i, process, round_)
+            process = dataclasses.replace(process, found=found)
+        if phase == 0:
+            yield self._leave(state, i, process, round_)
+        else:
+            yield self._read(state, i, process, phase, round_)
 
-    def _leave(self, state: State, i: int, process: Process, round_: int) -> Any:
+    def _end_call(self, state: State, i: int, process: Process) -> Iterator[tuple[str, State]]:
+        """Says of each lane that it has looked at that it is done with it, and leaves its own."""
+        assert process.lane is not None
+        call = process.call
+        said = state.ended[i]
+        for j, lane in process.found:
+            if self.looks(call, i, j) and said[j][lane] != self.tag(call):
+                yield (
+                    f"{i} is done with {j}'s lane {lane}",
+                    _with_ended(state, i, j, lane, self.tag(call)),
+                )
+                return
+        if process.doubts:
+            if state.failed and "failure before result" not in self.without:
+                yield f"{i} sees the failure", _with(state, i, end=ERROR)
+                return
+            raise ViolationError(f"{i} has a result of call {call} that it did not read in time")
+        if self.goes_ahead(call, i) and "few are ahead" not in self.without:
+            ahead = sum(self.goes_ahead(other, i) for _, other in process.left)
+            if ahead >= AHEAD and not self._is_drained(state, i, process.lane, call):
+                yield from self._waits(state, i)
+                return
+        left = (*process.left, (process.lane, call))
+        yield (
+            f"{i} leaves lane {process.lane}",
+            _with(state, i, call=call + 1, lane=None, left=left),
+        )
+
+    def _leave(self, state: State, i: int, process: Process, round_: int) -> tuple[str, State]:
         assert process.lane is not None
         data_first = "data before flag" not in self.without
         if (process.at == 0) == data_first:
@@ -188,24 +282,35 @@ class Job:
         else:
             new = self._published(state, i, process)
             name = f"{i} publishes it"
-        yield name, self._advanced(new, i, process, parts=2)
+        return name, self._advanced(new, i, process, parts=2)
 
-    def _read(self, state: State, i: int, process: Process, round_: int) -> Any:
-        others = [j for j in range(self.processes) if j != i]
-        publishes_at = 0 if "read before end" in self.without else len(others)
-        parts = len(others) + 1
-        if process.at == publishes_at:
+    def _read(
+        self, state: State, i: int, process: Process, phase: int, round_: int
+    ) -> tuple[str, State]:
+        call = process.call
+        sources = [j for j in self.others(i) if phase == 1 and self.reads(call, 1, i, j)]
+        if process.at == len(sources):
             new, name = self._published(state, i, process), f"{i} publishes step {process.step}"
-        else:
-            other = others[process.at - (1 if publishes_at == 0 else 0)]
-            lane = dict(process.readers)[other]
-            found = state.lanes[other][lane].halves[round_ % 2]
-            wanted = (other, process.call, round_)
-            name = f"{i} reads {other}'s round {round_}"
-            if found != wanted:
-                raise ViolationError(f"{name} of call {process.call} and finds {found}")
-            new = state
-        yield name, self._advanced(new, i, process, parts)
+            return name, self._advanced(new, i, process, parts=len(sources) + 1)
+        other = sources[process.at]
+        name = f"{i} reads {other}'s round {round_}"
+        if other not in dict(process.found):
+            raise ViolationError(f"{name} of call {call} before it has come")
+        found = state.lanes[other][dict(process.found)[other]].halves[round_ % 2]
+        wanted = (other, call, round_)
+        if found != wanted:
+            raise ViolationError(f"{name} of call {call} and finds {found}")
+        if self.is_direct(call):
+            owner = state.processes[other]
+            if owner.end == CRASHED:
+                failed = dataclasses.replace(state, failed=True)
+                return f"{i} can't read {other}'s memory", _with(failed, i, end=ERROR)
+            if owner.end is not None or owner.call != call:
+                process = dataclasses.replace(process, doubts=True)
+        if process.at == 0 and "read before end" in self.without:
+            for j in sources:
+                state = _with_ended(state, i, j, dict(process.found)[j], self.tag(call))
+        return name, self._advanced(state, i, process, parts=len(sources) + 1)
 
     def _advanced(self, state: State, i: int, process: Process, parts: int) -> State:
         done = process.at + 1 == parts
@@ -214,7 +319,8 @@ class Job:
             i,
             at=0 if done else process.at + 1,
             step=process.step + done,
-            readers=process.readers,
+            found=process.found,
+            doubts=process.doubts,
         )
 
     def _published(self, state: State, i: int, process: Process) -> State:
@@ -237,38 +343,37 @@ class Job:
     # ---- Looks at the others ---------------------------------------------------------------------
 
     def _reached(
-        self, state: State, i: int, process: Process, needed: int
+        self, state: State, i: int, process: Process
     ) -> tuple[tuple[int, int], ...] | None:
         """Returns where the others' lanes are, or None where one has not come far enough."""
-        found = dict(process.readers)
+        found = dict(process.found)
         tag = self.tag(process.call)
-        for j in range(self.processes):
-            if j == i:
+        for j in self.others(i):
+            needed = self.needs(process.call, process.step, i, j)
+            if not needed:
                 continue
             if j not in found:
                 lanes = [n for n, lane in enumerate(state.lanes[j]) if lane.tag == tag]
                 if not lanes:
-                    if needed:
-                        return None
-                    continue
+                    return None
                 found[j] = lanes[0]
             lane = state.lanes[j][found[j]]
             if lane.tag != tag or lane.progress < needed:
                 return None
         return tuple(sorted(found.items()))
 
+    def _is_drained(self, state: State, i: int, lane: int, call: int) -> bool:
+        tag = self.tag(call)
+        return all(state.ended[j][i][lane] == tag for j in self.lookers(call, i))
+
     def _take_lane(self, state: State, i: int, process: Process) -> Any:
         """Returns a lane and what is left behind without it, or None."""
         left = process.left
         if left:
-            lane, tag, readers = left[0]
-            read = [
-                state.lanes[j][n].tag == tag and state.lanes[j][n].progress < self.num_steps
-                for j, n in readers
-            ]
-            if not any(read) or "lanes are drained" in self.without:
+            lane, call = left[0]
+            if "lanes are drained" in self.without or self._is_drained(state, i, lane, call):
                 return lane, left[1:]
-        fresh = set(range(LANES)) - {lane for lane, _, _ in left}
+        fresh = set(range(LANES)) - {lane for lane, _ in left}
         return (min(fresh), left) if fresh else None
 
     # ---- What must hold --------------------------------------------------------------------------
@@ -276,7 +381,18 @@ class Job:
     def check(self, state: State) -> str | None:
         if self.faults == 0 and not self.kinds and state.failed:
             return "the job failed without a cause"
+        for i, process in enumerate(state.processes):
+            ahead = [call for _, call in process.left if self._is_ahead(state, i, call)]
+            if len(ahead) > AHEAD:
+                return f"{i} holds the lanes that others may need for calls that it is ahead of"
         return None
+
+    def _is_ahead(self, state: State, i: int, call: int) -> bool:
+        return any(
+            state.processes[j].call < call
+            or (state.processes[j].call == call and state.processes[j].lane is None)
+            for j in self.lookers(call, i)
+        )
 
     def check_end(self, state: State) -> str | None:
         ends = [process.end for process in state.processes]
@@ -297,3 +413,10 @@ def _with_lane(state: State, i: int, n: int, **changes: Any) -> State:
     lanes = list(state.lanes[i])
     lanes[n] = dataclasses.replace(lanes[n], **changes)
     return dataclasses.replace(state, lanes=(*state.lanes[:i], tuple(lanes), *state.lanes[i + 1 :]))
+
+
+def _with_ended(state: State, i: int, j: int, n: int, tag: int) -> State:
+    of_j = list(state.ended[i][j])
+    of_j[n] = tag
+    mine = (*state.ended[i][:j], tuple(of_j), *state.ended[i][j + 1 :])
+    return dataclasses.replace(state, ended=(*state.ended[:i], mine, *state.ended[i + 1 :]))

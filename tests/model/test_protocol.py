@@ -12,6 +12,13 @@ NO_FAULTS = [
     Job(processes=3, calls=3),
     Job(processes=2, calls=2, rounds=4),
     Job(processes=3, calls=1, rounds=3),
+    Job(processes=3, calls=4, routes=("ring",)),
+    Job(processes=3, calls=4, routes=("from 0",)),
+    Job(processes=3, calls=3, routes=("from 0", "all", "from 1")),
+    Job(processes=2, calls=3, rounds=3, routes=("from 0", "ring")),
+    Job(processes=3, calls=3, routes=("direct ring", "ring")),
+    Job(processes=2, calls=4, routes=("direct from 0", "from 1", "from 1")),
+    Job(processes=2, calls=3, routes=("direct all", "from 0")),
 ]
 WITH_FAULTS = [
     Job(processes=2, calls=3, faults=1, kinds=frozenset({"crash"})),
@@ -19,6 +26,15 @@ WITH_FAULTS = [
     Job(processes=2, calls=3, faults=1, kinds=frozenset({"stop", "deadline"})),
     Job(processes=3, calls=2, faults=1, kinds=frozenset({"stop", "deadline"})),
     Job(processes=2, calls=2, rounds=3, faults=1, kinds=frozenset({"crash", "stop", "deadline"})),
+    Job(processes=2, calls=4, routes=("from 0",), faults=1, kinds=frozenset({"crash"})),
+    Job(processes=3, calls=2, routes=("from 0", "ring"), faults=1, kinds=frozenset({"crash"})),
+    Job(
+        processes=3,
+        calls=2,
+        routes=("direct ring", "from 1"),
+        faults=1,
+        kinds=frozenset({"stop", "deadline"}),
+    ),
 ]
 
 
@@ -28,7 +44,8 @@ def run(job: Job) -> int:
 
 def _id(job: Job) -> str:
     kinds = "-".join(sorted(job.kinds)) or "no faults"
-    return f"{job.processes} processes, {job.calls} calls, {job.rounds} rounds, {kinds}"
+    routes = ", ".join(job.routes)
+    return f"{job.processes} processes, {job.calls} calls: {routes}, {job.rounds} rounds, {kinds}"
 
 
 @pytest.mark.parametrize("job", [*NO_FAULTS, *WITH_FAULTS], ids=_id)

@@ -11,12 +11,18 @@ import pytest
 from flax import nnx
 from training import assert_trained_as, batch, mesh_of, reference, start, train
 
-from jaxcoll import create_train_state, data_parallel_train_step, fully_shard, reshard
+from jaxcoll import (
+    clip_by_global_norm,
+    create_train_state,
+    data_parallel_train_step,
+    fully_shard,
+    reshard,
+)
 from jaxcoll.models import SimpleClassifier, TPClassifier
 
 # 12 divides by all sizes but 8, which splits the input's 16.
 PLAIN = SimpleClassifier(num_classes=4, hidden=12)
-ADAM = optax.adamw(0.1)
+ADAM, MOMENTUM = optax.adamw(0.1), optax.sgd(0.5, momentum=0.9)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +36,7 @@ def x64() -> Any:
 )
 def test_trains_as_on_one_device(size: int, stage: Any, accumulate: int, optimizer: str):
     data, mesh = batch(), mesh_of(data=size)
-    make = {"sgd": optax.sgd(0.5, momentum=0.9), "adamw": ADAM}[optimizer]
+    make = {"sgd": MOMENTUM, "adamw": ADAM}[optimizer]
     model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
     state = start(model, data, mesh, make)
     expected, losses = reference(PLAIN, jax.device_get(state.params), data, make)
@@ -283,6 +289,24 @@ def test_optimizers_that_mix_values_are_refused(optimizer: Any):
     with refused:
         start(TPClassifier(num_classes=4, hidden=24, mesh=mesh), batch(), mesh, optimizer)
     start(PLAIN, batch(), mesh, optimizer)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_clipping_by_the_norm_of_the_whole(stage: Any, tensor: int):
+    """Of what is split over either axis, or both, and of what is the same on all; beside copies."""
+    data, mesh = batch(), mesh_of(replica=2, data=2, tensor=tensor)
+    model: Any = TPClassifier(num_classes=4, hidden=24, mesh=mesh)
+    plain = SimpleClassifier(num_classes=4, hidden=24)
+    clipped = optax.chain(clip_by_global_norm(0.05), optax.sgd(0.5))
+    sharded = fully_shard(model, stage=stage, min_weight_size=16)
+    state = start(sharded, data, mesh, clipped)
+    alone = optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.5))
+    expected, _ = reference(plain, jax.device_get(state.params), data, alone)
+    axes = ("replica", "data")
+    step = data_parallel_train_step(sharded, axis_name=axes)
+    state, _ = train(step, state, data, mesh, state.specs, batch_axes=axes)
+    assert_trained_as(state.params, expected)
 
 
 def test_an_optimizer_that_looks_at_shapes_is_refused():

@@ -142,9 +142,7 @@ def test_errors():
         TPAsyncDense(OUT).init(key, x)
     with pytest.raises(ValueError, match="TPDense: features: 10 can't be split over the 4 ranks"):
         TPDense(10, mesh=tensor_mesh(4)).init(key, x)
-    with pytest.raises(
-        ValueError, match="the input's features: 25 can't be split over the 2 ranks"
-    ):
+    with pytest.raises(ValueError, match="in_features: 25 can't be split over the 2 ranks"):
         TPDense(OUT, mesh=tensor_mesh(2)).init(key, np.ones((2, 25)))
     with pytest.raises(ValueError, match="axis_name: 'model' is not an axis of the mesh"):
         TPDense(OUT, mesh=tensor_mesh(2), axis_name="model").init(key, x)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import quick
+
 # What tests/processes/jobs/world.py says at the end of each rank.
 DOOR = "XLA's collectives came to the engine: True"
 JOBS = Path(__file__).parent / "jobs"
@@ -22,7 +24,7 @@ def job_environment() -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if name not in ours},
         "PYTHONPATH": os.pathsep.join(path),
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": quick.XLA_FLAGS,
     }
 
 

@@ -1,8 +1,13 @@
 """Collective matmuls across processes."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from checks import native_missing
-from processes.run_job import run_job
+from processes.run_job import job_environment, run_job
 
 pytestmark = pytest.mark.skipif(
     native_missing() is not None, reason="the engine across processes is native"
@@ -24,3 +29,23 @@ def test_every_kind_has_numpys_values(processes: int, devices: int, segment: str
     )
     for said in lines.values():
         assert "all products are right" in said, said
+
+
+@pytest.mark.full
+def test_measured_between_processes(tmp_path: Path):
+    """By one of them; what is stored is of groups in several processes."""
+    file = tmp_path / "crossovers.json"
+    bench = ["bench", "all_gather_matmul", "--sizes", "1K:4K", "--rounds", "3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxcoll", "run", "-n", "2", "-m", "jaxcoll", *bench],
+        env={**job_environment(), "JAXCOLL_CROSSOVERS": str(file)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks in several processes, f32" in done.stdout
+    assert f"[0] stored for auto: {file}" in done.stdout
+    stored = json.loads(file.read_text())["one_call_to_products"]
+    assert list(stored) == ["several processes"]
+    assert set(stored["several processes"]["all_gather_matmul"]) == {"2"}

@@ -67,6 +67,18 @@ def test_two_processes(losses_of_one: list[float], tmp_path: Path):
     assert saved_losses(tmp_path) == losses_of_one
 
 
+def test_tensor_parallel(losses_of_one: list[float], tmp_path: Path):
+    """In collective matmuls, interrupted and resumed: the losses of data parallelism, nearly."""
+    split = ("--mesh=data=2,tensor=2", "--async-tp", f"--out={tmp_path}")
+    output = run(*TWO_PROCESSES, SCRIPT, *split, *TINY, "--stop-after=9")
+    assert "on 4 simulated devices (2 of data x 2 of tensor) in 2 processes" in output
+    assert "stopped after step 9" in output
+    run(*TWO_PROCESSES, SCRIPT, *split, *TINY, "--resume")
+    losses = saved_losses(tmp_path)
+    assert len(losses) == 24
+    assert max(abs(a - b) for a, b in zip(losses, losses_of_one, strict=True)) < 1e-3
+
+
 def test_a_killed_rank_and_a_restart(losses_of_one: list[float], tmp_path: Path):
     job = (JOBS / "killed_train_lm.py", SCRIPT, tmp_path)
     output = run(*TWO_PROCESSES, "--max-restarts", 1, *job, *TINY)

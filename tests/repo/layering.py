@@ -25,9 +25,9 @@ PYTHON_LAYERS = (
     },
     {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher"},
     {"_agreement"},
-    {"_timing", "_chains", "_bench", "_launched"},
+    {"_timing", "_chains", "_bench", "_bench_matmul", "_launched"},
     {"parallel"},
-    {"nn"},
+    {"nn", "nnx"},
     {"models", "cli"},
     {"__init__", "__main__"},  # the face: it may name everything, nobody imports it from inside
 )
@@ -47,7 +47,8 @@ CXX_ONLY_IN = {
 }
 # parallel's modules do not know each other, but for the data that they share and the composer.
 PARALLEL_SHARED = {
-    *("batches", "partitioned", "pure_model", "schedule", "shares", "state", "step", "zero")
+    *("batches", "clipping", "partitioned", "pure_model", "regions", "schedule", "shares"),
+    *("state", "step", "zero"),
 }
 PARALLEL_COMPOSERS = {"plan", "__init__"}
 

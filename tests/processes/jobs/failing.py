@@ -32,11 +32,11 @@ def after(x: Any) -> Any:
 
 
 def one_order(x: Any) -> Any:
-    return jaxcoll.all_reduce(jaxcoll.ppermute(x, AXES, [(0, 1)]), AXES)
+    return jaxcoll.all_reduce(jaxcoll.ppermute(x, AXES, [(0, mesh().size - 1)]), AXES)
 
 
 def another_order(x: Any) -> Any:
-    return jaxcoll.ppermute(jaxcoll.all_reduce(x, AXES), AXES, [(0, 1)])
+    return jaxcoll.ppermute(jaxcoll.all_reduce(x, AXES), AXES, [(0, mesh().size - 1)])
 
 
 def over_processes(x: Any) -> Any:

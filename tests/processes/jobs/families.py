@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from training import STEPS, batch, reference, start
+from training import SGD, STEPS, batch, reference, start
 from world import put, say
 
 import jaxcoll
@@ -29,6 +29,7 @@ from jaxcoll import (
 from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
 
 PLAIN = SimpleClassifier(num_classes=4, hidden=24)
+ADAM = optax.adamw(0.1)
 WORLD = jax.device_count()
 
 
@@ -77,7 +78,7 @@ def check(
 ) -> Any:
     data = batch()
     plain = PLAIN if not isinstance(model, PPClassifier) else model
-    optimizer = optimizer or optax.sgd(0.5)
+    optimizer = optimizer or SGD
     alone = local(start(plain, data).params)
     expected, losses = reference(plain, alone, data, optimizer)
     state = start(model, data, mesh, optimizer)
@@ -101,7 +102,7 @@ def families() -> None:
                 mesh,
                 f"stage {stage} on {dict(mesh.shape)}",
                 axes=("replica", "shard"),
-                optimizer=optax.adamw(0.1),
+                optimizer=ADAM,
             )
     for mesh in meshes("data", "tensor"):
         for overlap in (False, True):

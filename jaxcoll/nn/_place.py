@@ -1,0 +1,131 @@
+"""Where a layer runs: on this rank's parts, inside a map over its axis, or on global arrays."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll import _compat
+from jaxcoll.mesh import check_auto, check_mesh_axis
+from jaxcoll.parallel.regions import copy_to
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The axis over which a layer's weights are split, and how it comes to be mapped.
+
+    Attributes:
+        call: the layer's name, for texts.
+        axis_name: the axis, or None for a layer that is not split.
+        mesh: for global arrays.
+    """
+
+    call: str
+    axis_name: str | None
+    mesh: Mesh | None
+
+    @property
+    def is_mapped(self) -> bool:
+        """Tells whether this is code for one rank."""
+        return self.axis_name is not None and self.axis_name in _compat.bound_axes()
+
+    @property
+    def local_axis(self) -> str | None:
+        """The axis for code on this rank's parts; None where arrays are whole."""
+        return self.axis_name if self.is_mapped else None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the axis.
+
+        Raises:
+            ValueError: the axis is neither mapped nor an axis of the mesh.
+        """
+        if self.axis_name is None:
+            return 1
+        if self.is_mapped:
+            return lax.axis_size(self.axis_name)
+        if self.mesh is None:
+            raise ValueError(
+                f'{self.call}: mesh: axis "{self.axis_name}" is not mapped here. Pass mesh=, so '
+                "that the layer maps itself, or call it inside jax.shard_map over that axis."
+            )
+        check_mesh_axis(self.call, "axis_name", self.mesh, self.axis_name)
+        check_auto(self.call, self.mesh)
+        return self.mesh.shape[self.axis_name]
+
+    def check_divides(self, what: str, count: int) -> None:
+        """Raises ValueError where the ranks can't share `count` of something evenly."""
+        if count % self.num_ranks:
+            raise ValueError(
+                f"{self.call}: {what}: {count} can't be split over the {self.num_ranks} ranks of "
+                f'axis "{self.axis_name}".'
+            )
+
+    def whole(self, local: int) -> int:
+        """Returns the length of a dimension that is split, of all ranks."""
+        return local * (self.num_ranks if self.is_mapped else 1)
+
+    def run(
+        self,
+        f: Callable[..., jax.Array],
+        inputs: Sequence[tuple[jax.Array, int | None]],
+        weights: Sequence[tuple[jax.Array | None, P]],
+        result: tuple[int, int | None],
+    ) -> jax.Array:
+        """Returns `f(*inputs, *weights, axis_name)`, mapped over the mesh where that is needed.
+
+        All axes of the mesh are manual, as native calls need: the first dimension of all inputs is
+        split over those that are not the layer's, where they divide it.
+
+        Args:
+            f: on this rank's parts; its last argument is the axis, or None.
+            inputs: arrays, each with its dimension that is split over the axis, from the end.
+            weights: arrays, or None, each with its spec.
+            result: number of dimensions, and which is split, from the end.
+        """
+        arrays, given = [x for x, _ in inputs], [w for w, _ in weights]
+        if self.axis_name is None or self.is_mapped:
+            return f(*arrays, *given, self.axis_name)
+        assert self.mesh is not None  # num_ranks has checked
+        ends = [(x.ndim, split) for x, split in inputs]
+        batch_axes = self._batch_axes(arrays[0].shape, [*ends, result])
+
+        def spec(ndim: int, split: int | None) -> P:
+            names: list[Any] = [None] * ndim
+            if batch_axes:
+                names[0] = batch_axes
+            if split is not None:
+                names[split] = self.axis_name
+            return P(*names)
+
+        def on_parts(*parts: Any) -> jax.Array:
+            xs, ws = parts[: len(arrays)], parts[len(arrays) :]
+            # Other ranks have other examples: the gradients of all are summed.
+            return f(*xs, *copy_to(ws, batch_axes), self.axis_name)
+
+        mapped = jax.shard_map(
+            on_parts,
+            mesh=self.mesh,
+            in_specs=(
+                *(spec(*end) for end in ends),
+                *(None if w is None else w_spec for w, w_spec in weights),
+            ),
+            out_specs=spec(*result),
+        )
+        return mapped(*arrays, *given)
+
+    def _batch_axes(
+        self, shape: tuple[int, ...], ends: Sequence[tuple[int, int | None]]
+    ) -> tuple[str, ...]:
+        """Returns the mesh's other axes, if the first dimension of all can be split over them."""
+        assert self.mesh is not None
+        others = tuple(axis for axis in self.mesh.axis_names if axis != self.axis_name)
+        is_free = all(ndim > (1 if split is None else -split) for ndim, split in ends)
+        count = math.prod(self.mesh.shape[axis] for axis in others)
+        return others if is_free and shape[0] % count == 0 else ()

@@ -1,0 +1,210 @@
+// tests/cpp/ahead_test.cc: calls across processes that one process ends before others have come.
+#include <algorithm>  // std::sort
+#include <atomic>     // std::atomic
+#include <cstddef>    // std::size_t
+#include <cstdint>    // std::int64_t
+#include <memory>     // std::make_unique, std::unique_ptr
+#include <string>     // std::string, std::to_string
+#include <vector>     // std::vector
+
+#include "core/clock.h"
+#include "host/call_site.h"
+#include "host/watchdog.h"
+#include "ops.h"
+#include "processes.h"
+#include "ranks.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+constexpr std::int64_t kMs = 1'000'000;
+
+/// One rank's calls, one after the other.
+Program InTurn(const SharedSite& site, std::size_t rank, std::int64_t run,
+               const std::vector<std::unique_ptr<CallData>>& calls,
+               std::atomic<std::size_t>& num_ended) {
+  for (const auto& data : calls) {
+    const CallResult result = co_await site.Begin(rank, run, *data);
+    Check(result.ok, result.error);
+    Check(data->Problem(rank).empty(), [&] { return data->Problem(rank); });
+    num_ended.fetch_add(1);
+  }
+}
+
+std::vector<std::unique_ptr<CallData>> Calls(const Op& op, std::size_t num_ranks,
+                                             std::size_t count) {
+  std::vector<std::unique_ptr<CallData>> calls;
+  for (std::size_t i = 0; i < count; ++i) {
+    calls.push_back(std::make_unique<CallData>(op, num_ranks, 10 + i));
+  }
+  return calls;
+}
+
+void ARootGoesAFewCallsAhead(Context& context) {
+  for (const std::size_t bytes : Sizes{0, 100, 2000, 3500}) {  // of none, one and two rounds
+    Host host(3, {.num_lanes = 8, .window_bytes = 4096});
+    const Op op = BroadcastOp(3, 1, bytes);
+    const SharedSite site(host, 301, OneGroup(3), {0, 1, 2}, op.make);
+    const auto calls = Calls(op, 3, 7);
+    const std::int64_t run = FreshRuns();
+    std::atomic<std::size_t> num_ended{0};
+    RunThreads(context, 2, [&](std::size_t i) {
+      if (i == 0) {
+        InTurn(site, 1, run, calls, num_ended).Start();
+        return;
+      }
+      SleepMs(50);
+      Check(num_ended == 2, [&] { return std::to_string(num_ended.load()) + " have ended"; });
+      InTurn(site, 2, run, calls, num_ended).Start();
+      SleepMs(50);
+      Check(num_ended == 2 + 3, [&] { return std::to_string(num_ended.load()) + " have ended"; });
+      InTurn(site, 0, run, calls, num_ended).Start();
+    });
+    context.Expect(num_ended == 21, "all end");
+  }
+}
+
+/// A process that sleeps looks by itself, too, but not often: the median of some times.
+void ARootIsWoken(Context& context) {
+  Host host(2, {.num_lanes = 3, .window_bytes = 4096});  // none to go ahead with
+  const Op op = BroadcastOp(2, 0, 100);
+  const SharedSite site(host, 307, OneGroup(2), {0, 1}, op.make);
+  const auto calls = Calls(op, 2, 1);
+  std::vector<std::int64_t> times_ns;
+  std::atomic<std::size_t> num_ended{0};
+  const auto root = [&](std::int64_t run, const std::int64_t& came_ns) -> Program {
+    const CallResult result = co_await site.Begin(0, run, *calls[0]);
+    Check(result.ok, result.error);
+    times_ns.push_back(NowNs() - came_ns);
+  };
+  for (std::int64_t i = 0; i < 11; ++i) {
+    const std::int64_t run = FreshRuns();
+    std::int64_t came_ns = 0;
+    RunThreads(context, 1, [&](std::size_t) {
+      root(run, came_ns).Start();
+      SleepMs(5);
+      came_ns = NowNs();
+      InTurn(site, 1, run, calls, num_ended).Start();
+    });
+  }
+  std::sort(times_ns.begin(), times_ns.end());
+  context.Expect(times_ns[5] < 20'000'000, std::to_string(times_ns[5] / 1000) + " us");
+}
+
+/// In a ring, each waits for the one before it alone.
+void NobodyWaitsForThoseItGetsNothingFrom(Context& context) {
+  Host host(3, {.num_lanes = 8, .window_bytes = 4096});
+  const Op op = PermuteOp({2, 0, 1}, 100);
+  const SharedSite site(host, 302, OneGroup(3), {0, 1, 2}, op.make);
+  const auto calls = Calls(op, 3, 1);
+  const std::int64_t run = FreshRuns();
+  std::atomic<std::size_t> first{0}, second{0}, third{0};
+  RunThreads(context, 1, [&](std::size_t) {
+    InTurn(site, 0, run, calls, first).Start();
+    InTurn(site, 1, run, calls, second).Start();
+    SleepMs(50);
+    Check(first == 0 && second == 1, "the third sends to the first");
+    InTurn(site, 2, run, calls, third).Start();
+  });
+  context.Expect(first == 1 && third == 1, "all end");
+}
+
+/// What is read where it lies is the caller's own memory.
+void ABufferThatOthersReadStays(Context& context) {
+  Host host(2, {.num_lanes = 8, .window_bytes = 4096, .can_read_peers = true});
+  const Op op = BroadcastOp(2, 0, 530'001);
+  const SharedSite site(host, 308, OneGroup(2), {0, 1}, op.make);
+  const auto calls = Calls(op, 2, 1);
+  const std::int64_t run = FreshRuns();
+  std::atomic<std::size_t> num_ended{0};
+  RunThreads(context, 1, [&](std::size_t) {
+    InTurn(site, 0, run, calls, num_ended).Start();
+    SleepMs(20);
+    Check(num_ended == 0, "the root waits");
+    InTurn(site, 1, run, calls, num_ended).Start();
+  });
+  context.Expect(num_ended == 2, "all end");
+}
+
+/// What a program leaves behind keeps no lanes from another one, to whose call others come first.
+void OtherCallsHaveLanes(Context& context) {
+  Host host(2, {.num_lanes = 4, .window_bytes = 4096});
+  const Op send = BroadcastOp(2, 0, 100);
+  const Op sum = AllReduceOp({{DType::kI32, 10}});
+  const SharedSite sends(host, 303, OneGroup(2), {0, 1}, send.make);
+  const SharedSite sums(host, 304, OneGroup(2), {0, 1}, sum.make);
+  const auto sent = Calls(send, 2, 6);
+  const auto summed = Calls(sum, 2, 1);
+  const std::int64_t run = FreshRuns();
+  std::atomic<std::size_t> num_ended{0};
+  const auto second = [&]() -> Program {
+    const CallResult result = co_await sums.Begin(1, run, *summed[0]);
+    Check(result.ok, result.error);
+    InTurn(sends, 1, run, sent, num_ended).Start();
+  };
+  RunThreads(context, 1, [&](std::size_t) {
+    InTurn(sends, 0, run, sent, num_ended).Start();
+    SleepMs(20);
+    InTurn(sums, 0, run, summed, num_ended).Start();
+    second().Start();
+  });
+  context.Expect(num_ended == 13, "all end");
+}
+
+/// A call that one has ended, and another one waits in a different call, as its next.
+void ADifferentCallIsNamedOnAll(Context& context) {
+  Watchdog::Get().SetTimeout(-1);
+  DescribeSite(305, "the call that is over for one");
+  DescribeSite(306, "the call of the other");
+  Host host(2);
+  const Op send = BroadcastOp(2, 0, 100);
+  const Op sum = AllReduceOp({{DType::kI32, 10}});
+  const SharedSite sends(host, 305, OneGroup(2), {0, 1}, send.make);
+  const SharedSite sums(host, 306, OneGroup(2), {0, 1}, sum.make);
+  const CallData sent(send, 2, 1);
+  const CallData summed(sum, 2, 1);
+  const std::int64_t run = FreshRuns();
+  std::vector<std::string> errors(2);
+  const std::int64_t start_ns = NowNs();
+  const auto first = [&]() -> Program {
+    const CallResult result = co_await sends.Begin(0, run, sent);
+    Check(result.ok, "it is over: " + result.error);
+  };
+  const auto second = [&]() -> Program {
+    CallResult result = co_await sums.Begin(1, run, summed);
+    Check(!result.ok, "nobody else comes");
+    errors[1] = result.error;
+  };
+  const auto next = [&]() -> Program {
+    CallResult result = co_await sends.Begin(0, run + 1, sent);
+    Check(!result.ok, "the job has failed");
+    errors[0] = result.error;
+  };
+  RunThreads(context, 2, [&](std::size_t rank) { rank == 0 ? first().Start() : second().Start(); });
+  const std::int64_t took_ns = NowNs() - start_ns;
+  RunThreads(context, 1, [&](std::size_t) { next().Start(); });
+  context.Expect(took_ns < 2000 * kMs, std::to_string(took_ns / kMs) + " ms");
+  context.Expect(errors[0] == errors[1], errors[0]);
+  context.Expect(
+      errors[1].find(
+          "process 40 has ended, before others came to it, the call that is over for one") !=
+              std::string::npos &&
+          errors[1].find("process 41 waits in the call of the other") != std::string::npos,
+      errors[1]);
+  Watchdog::Get().SetTimeout(300'000 * kMs);
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests({{"ARootGoesAFewCallsAhead", ARootGoesAFewCallsAhead},
+                   {"NobodyWaitsForThoseItGetsNothingFrom", NobodyWaitsForThoseItGetsNothingFrom},
+                   {"ARootIsWoken", ARootIsWoken},
+                   {"ABufferThatOthersReadStays", ABufferThatOthersReadStays},
+                   {"OtherCallsHaveLanes", OtherCallsHaveLanes},
+                   {"ADifferentCallIsNamedOnAll", ADifferentCallIsNamedOnAll}},
+                  argc, argv);
+}
