@@ -1,7 +1,6 @@
 #include "matmul/direct_matmul.h"
 
 #include <algorithm>  // std::clamp, std::min
-#include <cstdint>    // std::int64_t
 #include <cstring>    // std::memcpy
 
 #include "host/direct_route.h"

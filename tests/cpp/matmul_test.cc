@@ -460,7 +460,7 @@ void BlocksAreMultipliedAsTheyCome(Context& context) {
 /// The same of large blocks, which are read from where they lie: a rank whose call has ended may
 /// overwrite its own.
 void LargeBlocksAreMultipliedAsTheyCome(Context& context) {
-  constexpr std::size_t p = 3;
+  const std::size_t p = 3;
   MatmulLayout layout = Small(MatmulKind::kGatherRows);
   layout.rows = 600;  // two parts
   layout.inner = 512;
