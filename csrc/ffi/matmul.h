@@ -2,7 +2,7 @@
 // columns (matmul/matmul_work.h), x_is_transposed and w_is_transposed (0 or 1).
 #pragma once
 
-#include <memory>  // std::make_unique, std::unique_ptr
+#include <memory>  // std::unique_ptr
 
 #include "ffi/site.h"
 #include "matmul/matmul_work.h"
@@ -26,7 +26,7 @@ inline std::unique_ptr<const Work> ReadMatmul(AttributeReader& reader, MatmulKin
                       layout.columns == 0 || layout.rows % layout.batch != 0)) {
     reader.Problem("batch, rows, inner, columns: nothing to multiply");
   }
-  return reader.ok() ? std::make_unique<MatmulWork>(layout) : nullptr;
+  return reader.ok() ? MakeMatmulWork(layout) : nullptr;
 }
 
 }  // namespace jaxcoll

@@ -143,7 +143,7 @@ class Exchange : public Pooled {
   bool AllHaveReached();
   /// Notes what `step` needs of whom.
   void Need(std::size_t step);
-  /// Takes what has come of a round, of a route that takes one by one.
+  /// Takes what has come of a round, of a route that takes one by one. False: it can't be read.
   bool TakeWhatCame(std::size_t round);
   /// Notes where the peer's window is.
   void Locate(const Peer& peer);

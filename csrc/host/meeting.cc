@@ -1,5 +1,7 @@
 #include "host/meeting.h"
 
+#include <sched.h>  // sched_yield
+
 #include <algorithm>  // std::min
 #include <string>     // std::to_string
 #include <utility>    // std::move
@@ -18,6 +20,10 @@ constexpr std::size_t kHelpBytes = std::size_t{512} * 1024;
 // Of Meeting::chunks_; memory for 2**32 chunks there is nowhere.
 constexpr unsigned kReadyShift = 32;
 constexpr std::uint64_t kNextChunk = (std::uint64_t{1} << kReadyShift) - 1;
+
+// How long a rank that has run chunks looks for the end of those that still run, before its program
+// waits: about as long as waking a runner for it takes.
+constexpr std::int64_t kLookNs = 50'000;
 
 std::shared_ptr<const Status> Share(Status status) {
   return std::make_shared<const Status>(std::move(status));
@@ -180,6 +186,8 @@ Arrival Meeting::TakePart(Rank& me, std::uint64_t num_done_before, Recorder::Ent
   for (;;) {
     if (RunChunks()) {
       Finish();
+    } else if (starts_early_) {
+      LookForEnd();
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     if (starts_early_) {
@@ -316,6 +324,16 @@ bool Meeting::TakeChunk(std::size_t& chunk) {
 bool Meeting::AreChunksReady() const {
   const std::uint64_t chunks = chunks_.load(std::memory_order_relaxed);
   return (chunks & kNextChunk) < chunks >> kReadyShift;
+}
+
+void Meeting::LookForEnd() const {
+  if ((chunks_.load(std::memory_order_relaxed) & kNextChunk) < num_chunks_) {
+    return;  // a rank is missing
+  }
+  const std::int64_t until_ns = NowNs() + kLookNs;
+  while (num_unfinished_.load(std::memory_order_relaxed) > 0 && NowNs() < until_ns) {
+    sched_yield();
+  }
 }
 
 std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {

@@ -185,6 +185,8 @@ class Meeting : public Pooled {
   bool RunChunks();
   bool TakeChunk(std::size_t& chunk);
   [[nodiscard]] bool AreChunksReady() const;
+  /// Where all chunks are begun, waits a moment for those that still run.
+  void LookForEnd() const;
   /// Makes the chunks ready that the ranks that have come allow; requires mutex_.
   void AddReadyChunks();
   /// Has up to `count` runners help.

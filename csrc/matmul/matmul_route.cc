@@ -7,7 +7,7 @@ namespace jaxcoll {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-// Of a part: see kPanelRows in matmul_work.cc.
+// Of a part: see kPanelRows in block_matmul.cc.
 constexpr std::size_t kPartRows = 256;
 
 template <typename T>

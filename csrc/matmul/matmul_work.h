@@ -61,40 +61,30 @@ void MultiplyPart(const MatmulLayout& layout, const MatmulPart& part, std::size_
 void MultiplyPackedPart(const MatmulLayout& layout, const MatmulPart& part, std::size_t source,
                         const void* x, const void* w, void* y, bool adds);
 
-/// Chunks are rows of block products, in an order in which ranks that come make more of them
-/// possible: of kGatherRows all products between them; of sums, which are in rank order so that
-/// equal operands give equal bits on all ranks, the terms up to the first rank that is missing.
-class MatmulWork final : public Work {
+/// What all ways have in common. Sums are in rank order, so that equal operands give equal bits on
+/// all ranks.
+class MatmulWork : public Work {
  public:
-  explicit MatmulWork(const MatmulLayout& layout);
+  explicit MatmulWork(const MatmulLayout& layout) : layout_(layout) {}
 
-  [[nodiscard]] std::size_t num_operands() const override { return 2; }
-  [[nodiscard]] std::size_t num_results() const override { return 1; }
-  [[nodiscard]] std::size_t operand_bytes(std::size_t i) const override {
+  [[nodiscard]] std::size_t num_operands() const final { return 2; }
+  [[nodiscard]] std::size_t num_results() const final { return 1; }
+  [[nodiscard]] std::size_t operand_bytes(std::size_t i) const final {
     return i == 0 ? layout_.x_bytes() : layout_.w_bytes();
   }
-  [[nodiscard]] std::size_t result_bytes(std::size_t) const override { return layout_.y_bytes(); }
-  [[nodiscard]] std::size_t num_chunks(std::size_t num_ranks) const override;
-  [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const override;
-  void Run(std::size_t chunk, const Buffers& buffers) const override;
-  [[nodiscard]] bool starts_early() const override { return true; }
-  [[nodiscard]] std::size_t num_ready(const std::size_t* arrivals, std::size_t count,
-                                      std::size_t num_ranks) const override;
-  [[nodiscard]] std::size_t num_counters(std::size_t num_ranks) const override;
+  [[nodiscard]] std::size_t result_bytes(std::size_t) const final { return layout_.y_bytes(); }
+  [[nodiscard]] std::size_t bytes_moved(std::size_t num_ranks) const final;
   [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
-                                                       const RouteOptions& options) const override;
+                                                       const RouteOptions& options) const final;
+
+ protected:
+  [[nodiscard]] const MatmulLayout& layout() const { return layout_; }
 
  private:
-  struct Blocks {
-    std::size_t source, target;
-  };
-
-  /// The blocks of product `number`.
-  [[nodiscard]] Blocks BlocksOf(std::size_t number, const std::size_t* arrivals) const;
-
   MatmulLayout layout_;
-  std::size_t panel_rows_;
-  std::size_t num_panels_;
 };
+
+/// The way that is faster in one process.
+std::unique_ptr<const MatmulWork> MakeMatmulWork(const MatmulLayout& layout);
 
 }  // namespace jaxcoll

@@ -37,6 +37,8 @@ _MAX_SIZE = 2**31 - 1  # the BLAS counts with 32 bits
 # From such a w on, XLA's matmul gains more than the step that one call saves, whatever x is: on 2
 # cores of Intel Xeon.
 _LARGEST_W = 2**18
+# Gathered blocks of so many rows gain from one call whatever their number.
+_MANY_ROWS = 128
 
 
 def check(call: str, x: Any, w: Any, axis: Any, name: str, preferred: Any) -> tuple[int, Any]:
@@ -293,7 +295,7 @@ def _lower(
             ctx,
             Request(primitive.name, axes, backend, reduction=_reduction(primitive, axis)),
             lambda groups: (
-                _slower(ctx, primitive, groups, backend)
+                _slower(ctx, primitive, axis, groups, backend)
                 or _call(ctx, primitive, axis, groups, x, w)
             ),
             [x, w],
@@ -322,7 +324,7 @@ def _reduction(primitive: Primitive, axis: int) -> str | None:
 
 
 def _slower(
-    ctx: mlir.LoweringRuleContext, primitive: Primitive, groups: Any, backend: Backend
+    ctx: mlir.LoweringRuleContext, primitive: Primitive, axis: int, groups: Any, backend: Backend
 ) -> str | None:
     """Says why "auto" does better in two steps, or None."""
     if backend != "auto":
@@ -334,7 +336,8 @@ def _slower(
     within = "several processes" if across else "one process"
     most = _crossovers.one_call_to_products(primitive.name, p, within)
     of_rank = of_x.size * of_w.shape[1] * (p if primitive is gather_p else 1)
-    if p * of_rank > most or of_w.size > _LARGEST_W:
+    gathers_many_rows = primitive is gather_p and axis == ROWS and of_x.shape[1] >= _MANY_ROWS
+    if (p * of_rank > most and not gathers_many_rows) or of_w.size > _LARGEST_W:
         return "XLA's matmul is faster from this size on"
     return None
 

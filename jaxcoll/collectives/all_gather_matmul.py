@@ -47,8 +47,9 @@ def all_gather_matmul(
         ValueError: shapes that don't fit, or an unknown `backend`.
         NativeUnavailableError: `backend="native"` where native can't serve.
 
-    Cost: as many multiplications as the matmul of all rows. Across processes each block is copied
-        once, in parts that fit the shared memory, and multiplied there.
+    Cost: as many multiplications as the matmul of all rows. Blocks of few rows beside a large `w`
+        are copied together first, once all ranks have come. Across processes each block is copied
+        once, in parts.
     Differentiable: yes; dx is a `matmul_reduce_scatter`, dw an `all_gather_matmul` again. A batch
         of `w` under `vmap` is done in two steps.
     Deterministic: yes; with -1 the products of blocks are added in the ranks' order, so that equal

@@ -47,7 +47,8 @@ def matmul_reduce_scatter(
         NativeUnavailableError: `backend="native"` where native can't serve.
 
     Cost: as many multiplications as the matmul. In one process the products are added by the
-        matmul itself; across processes each is copied once and added.
+        matmul itself, those of few rows beside a large `w` together, once all ranks have come;
+        across processes each is copied once and added.
     Differentiable: yes; dx is an `all_gather_matmul`, and so is dw. A batch of `w` under `vmap` is
         done in two steps.
     Deterministic: yes; products are added in the ranks' order, in other parts on another layout of

@@ -127,17 +127,17 @@ void MatmulsAllocateNothing(Context& context) {
            .dgemm = nullptr});
   for (const MatmulKind kind : {MatmulKind::kGatherRows, MatmulKind::kGatherInner,
                                 MatmulKind::kScatterRows, MatmulKind::kScatterColumns}) {
-    for (const std::size_t rows : {std::size_t{4}, std::size_t{600}}) {  // without and with help
+    for (const std::size_t rows : {std::size_t{4}, std::size_t{600}}) {  // joined, and by blocks
       CheckWork(context, "matmul of " + std::to_string(rows) + " rows",
-                std::make_unique<MatmulWork>(MatmulLayout{.kind = kind,
-                                                          .dtype = DType::kF32,
-                                                          .num_ranks = kRanks,
-                                                          .batch = 1,
-                                                          .rows = rows,
-                                                          .inner = 32,
-                                                          .columns = 8,
-                                                          .x_is_transposed = false,
-                                                          .w_is_transposed = false}));
+                MakeMatmulWork(MatmulLayout{.kind = kind,
+                                            .dtype = DType::kF32,
+                                            .num_ranks = kRanks,
+                                            .batch = 1,
+                                            .rows = rows,
+                                            .inner = 512,
+                                            .columns = 512,
+                                            .x_is_transposed = false,
+                                            .w_is_transposed = false}));
     }
   }
 }

@@ -1,19 +1,25 @@
 // tests/cpp/matmul_test.cc: the collective matmuls on a naive BLAS, in one process and across
 // several, against naive sums.
-#include <algorithm>  // std::fill, std::max, std::next_permutation
-#include <atomic>     // std::atomic
-#include <cstddef>    // std::size_t
-#include <cstdint>    // std::int64_t
-#include <memory>     // std::make_unique, std::unique_ptr
-#include <string>     // std::string, std::to_string
-#include <thread>     // std::this_thread
-#include <vector>     // std::vector
+#include <unistd.h>  // getpid
+
+#include <algorithm>   // std::fill, std::max, std::next_permutation
+#include <atomic>      // std::atomic
+#include <cstddef>     // std::size_t
+#include <cstdint>     // std::int64_t
+#include <functional>  // std::function
+#include <memory>      // std::make_unique, std::unique_ptr
+#include <string>      // std::string, std::to_string
+#include <thread>      // std::this_thread
+#include <vector>      // std::vector
 
 #include "core/clock.h"
 #include "core/types.h"
 #include "host/route.h"
 #include "host/work.h"
 #include "matmul/blas.h"
+#include "matmul/block_matmul.h"
+#include "matmul/direct_matmul.h"
+#include "matmul/joined_matmul.h"
 #include "matmul/matmul_work.h"
 #include "ops.h"
 #include "processes.h"
@@ -205,6 +211,27 @@ std::vector<std::size_t> Range(std::size_t count) {
   return range;
 }
 
+std::atomic<int> num_products{0};
+
+void CountingGemm(const char* transa, const char* transb, const int* m, const int* n, const int* k,
+                  const float* alpha, const float* a, const int* lda, const float* b,
+                  const int* ldb, const float* beta, float* c, const int* ldc) {
+  Gemm<float>(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  num_products.fetch_add(1);
+}
+
+MatmulLayout Small(MatmulKind kind) {
+  return {.kind = kind,
+          .dtype = DType::kF32,
+          .num_ranks = 3,
+          .batch = 1,
+          .rows = 6,
+          .inner = 5,
+          .columns = 4,
+          .x_is_transposed = false,
+          .w_is_transposed = false};
+}
+
 /// The first `count` orders in which ranks may come, and the last one.
 std::vector<std::vector<std::size_t>> Arrivals(std::size_t num_ranks, int count) {
   std::vector<std::size_t> order = Range(num_ranks);
@@ -221,14 +248,16 @@ std::vector<std::vector<std::size_t>> Arrivals(std::size_t num_ranks, int count)
 void InOneProcess(Context& context) {
   std::vector<MatmulLayout> layouts = Layouts();
   for (MatmulLayout tall : std::vector<MatmulLayout>(layouts)) {  // several panels
-    tall.rows = tall.batch * 600;
-    layouts.push_back(tall);
+    if (tall.batch == 1) {
+      tall.rows = 600;
+      layouts.push_back(tall);
+    }
   }
   for (const MatmulLayout& layout : layouts) {
     const std::size_t p = layout.num_ranks;
     for (const std::vector<std::size_t>& arrivals : Arrivals(p, layout.rows > 100 ? 1 : 6)) {
       WithRanks(layout, [&](auto ranks) {
-        const MatmulWork work(layout);
+        const BlockMatmul work(layout);
         const auto all = ranks.Of(Range(p));
         auto local = all;
         std::fill(local.operands.begin(), local.operands.end(), nullptr);
@@ -254,99 +283,156 @@ void InOneProcess(Context& context) {
   }
 }
 
+/// In any order, with several panels of rows and of columns and without.
+void InOneProcessWithRowsJoined(Context& context) {
+  std::vector<MatmulLayout> layouts;
+  for (const MatmulLayout& layout : Layouts()) {
+    if (layout.kind == MatmulKind::kGatherRows || layout.kind == MatmulKind::kScatterRows) {
+      layouts.push_back(layout);
+      layouts.push_back(layout);
+      layouts.back().rows = layout.batch * 110;
+      layouts.push_back(layout);
+      layouts.back().columns = 700;
+    }
+  }
+  for (const MatmulLayout& layout : layouts) {
+    WithRanks(layout, [&](auto ranks) {
+      const JoinedMatmul work(layout);
+      const auto local = ranks.Of(Range(layout.num_ranks));
+      for (std::size_t chunk = work.num_chunks(layout.num_ranks); chunk-- > 0;) {
+        work.Run(chunk, local.buffers());
+      }
+      ranks.Check(context, Text(layout));
+    });
+  }
+}
+
+/// As many products as there are ranks, or panels, with rows of all ranks in each.
+void FewRowsAreMultipliedTogether(Context& context) {
+  SetBlas({.sgemm = &CountingGemm, .dgemm = &Gemm<double>});
+  for (const MatmulKind kind : {MatmulKind::kGatherRows, MatmulKind::kScatterRows}) {
+    for (const std::size_t batch : {1, 4}) {
+      MatmulLayout layout = Small(kind);
+      layout.batch = batch;
+      layout.rows = batch * 16;
+      layout.inner = 512;
+      layout.columns = 128;
+      const auto work = MakeMatmulWork(layout);
+      Ranks<float> ranks(layout);
+      const auto local = ranks.Of(Range(layout.num_ranks));
+      num_products = 0;
+      for (std::size_t chunk = 0; chunk < work->num_chunks(layout.num_ranks); ++chunk) {
+        work->Run(chunk, local.buffers());
+      }
+      context.Expect(num_products == 3, Text(layout) + ": " + std::to_string(num_products));
+      ranks.Check(context, Text(layout));
+      layout.inner = 511;  // products that need nothing arranged
+      context.Expect(MakeMatmulWork(layout)->starts_early(), "block by block");
+    }
+  }
+  SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
+}
+
+using MakeRouteOf = std::function<std::unique_ptr<const Route>(const Membership&)>;
+
 /// Round after round and phase after phase, as no process may be ahead of.
+void CheckAcross(Context& context, const MatmulLayout& layout, std::size_t num_processes,
+                 std::size_t window, const MakeRouteOf& make_route) {
+  WithRanks(layout, [&](auto ranks) {
+    std::vector<std::size_t> seats;
+    for (std::size_t r = 0; r < layout.num_ranks; ++r) {
+      seats.push_back(r * num_processes / layout.num_ranks);
+    }
+    std::vector<std::unique_ptr<Membership>> members;
+    std::vector<std::vector<std::byte>> windows;
+    std::vector<std::byte*> pointers;
+    for (std::size_t i = 0; i < num_processes; ++i) {
+      members.push_back(std::make_unique<Membership>(seats, i));
+      windows.emplace_back(window + 64, std::byte{0xA5});
+    }
+    for (std::vector<std::byte>& each : windows) {
+      pointers.push_back(each.data());
+    }
+    std::vector<std::unique_ptr<const Route>> routes;
+    for (const auto& member : members) {
+      routes.push_back(make_route(*member));
+    }
+    const std::vector<std::int64_t> pids(num_processes, getpid());
+    for (std::size_t round = 0; round < routes[0]->num_rounds(); ++round) {
+      for (std::size_t phase = 0; phase < routes[0]->num_phases(); ++phase) {
+        for (std::size_t i = 0; i < num_processes; ++i) {
+          std::vector<std::size_t> mine;
+          for (const std::size_t rank : members[i]->my_ranks()) {
+            mine.push_back(rank);
+          }
+          const auto local = ranks.Of(mine);
+          const Route& route = *routes[i];
+          const Processes processes{pointers.data(), pids.data()};
+          const bool takes = phase == 1 && route.takes_one_by_one();
+          if (!takes) {
+            context.Expect(route.Run(phase, round, local.buffers(), processes), "it runs");
+          }
+          if (phase == 0) {
+            route.Meanwhile(round, local.buffers());
+          }
+          for (std::size_t other = num_processes; takes && other-- > 0;) {
+            if (other != i) {
+              context.Expect(route.Take(round, other, local.buffers(), processes), "it is read");
+            }
+          }
+        }
+      }
+    }
+    const std::string what = Text(layout) + ", " + std::to_string(num_processes) +
+                             " processes, windows of " + std::to_string(window);
+    ranks.Check(context, what);
+    for (const std::vector<std::byte>& each : windows) {
+      for (std::size_t i = window; i < each.size(); ++i) {
+        context.Expect(each[i] == std::byte{0xA5}, what + ": it wrote past its window");
+      }
+    }
+  });
+}
+
+/// Two processes, and one for each rank.
+std::vector<std::size_t> NumProcesses(std::size_t num_ranks) {
+  return num_ranks < 2    ? std::vector<std::size_t>{}
+         : num_ranks == 2 ? std::vector<std::size_t>{2}
+                          : std::vector<std::size_t>{2, num_ranks};
+}
+
 void AcrossProcesses(Context& context) {
   for (const MatmulLayout& layout : Layouts()) {
-    const std::size_t p = layout.num_ranks;
-    for (const std::size_t num_processes : {std::size_t{2}, p}) {
-      if (num_processes > p || p == 1) {
-        continue;
-      }
+    for (const std::size_t num_processes : NumProcesses(layout.num_ranks)) {
       for (const std::size_t window : {std::size_t{2048}, std::size_t{4096}, std::size_t{65536}}) {
-        WithRanks(layout, [&](auto ranks) {
-          std::vector<std::size_t> seats;
-          for (std::size_t r = 0; r < p; ++r) {
-            seats.push_back(r * num_processes / p);
-          }
-          std::vector<std::unique_ptr<Membership>> members;
-          std::vector<std::vector<std::byte>> windows;
-          std::vector<std::byte*> pointers;
-          for (std::size_t i = 0; i < num_processes; ++i) {
-            members.push_back(std::make_unique<Membership>(seats, i));
-            windows.emplace_back(window + 64, std::byte{0xA5});
-          }
-          for (std::vector<std::byte>& each : windows) {
-            pointers.push_back(each.data());
-          }
-          const MatmulWork work(layout);
-          std::vector<std::unique_ptr<const Route>> routes;
-          for (const auto& member : members) {
-            routes.push_back(work.MakeRoute(*member, {.window_bytes = window}));
-          }
-          const std::vector<std::int64_t> pids(num_processes, 0);
-          for (std::size_t round = 0; round < routes[0]->num_rounds(); ++round) {
-            for (std::size_t phase = 0; phase < routes[0]->num_phases(); ++phase) {
-              for (std::size_t i = 0; i < num_processes; ++i) {
-                std::vector<std::size_t> mine;
-                for (const std::size_t rank : members[i]->my_ranks()) {
-                  mine.push_back(rank);
-                }
-                const auto local = ranks.Of(mine);
-                const Route& route = *routes[i];
-                const Processes processes{pointers.data(), pids.data()};
-                if (phase == 0 || !route.takes_one_by_one()) {
-                  context.Expect(route.Run(phase, round, local.buffers(), processes), "it runs");
-                }
-                if (phase == 0) {
-                  route.Meanwhile(round, local.buffers());
-                  continue;
-                }
-                for (std::size_t other = num_processes; other-- > 0;) {
-                  if (other != i && route.takes_one_by_one()) {
-                    context.Expect(route.Take(round, other, local.buffers(), processes), "it took");
-                  }
-                }
-              }
-            }
-          }
-          const std::string what = Text(layout) + ", " + std::to_string(num_processes) +
-                                   " processes, windows of " + std::to_string(window);
-          ranks.Check(context, what);
-          for (const std::vector<std::byte>& each : windows) {
-            for (std::size_t i = window; i < each.size(); ++i) {
-              context.Expect(each[i] == std::byte{0xA5}, what + ": it wrote past its window");
-            }
-          }
+        CheckAcross(context, layout, num_processes, window, [&](const Membership& members) {
+          return BlockMatmul(layout).MakeRoute(members, {.window_bytes = window});
         });
       }
     }
   }
 }
 
-std::atomic<int> num_products{0};
-
-void CountingGemm(const char* transa, const char* transb, const int* m, const int* n, const int* k,
-                  const float* alpha, const float* a, const int* lda, const float* b,
-                  const int* ldb, const float* beta, float* c, const int* ldc) {
-  Gemm<float>(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-  num_products.fetch_add(1);
-}
-
-MatmulLayout Small(MatmulKind kind) {
-  return {.kind = kind,
-          .dtype = DType::kF32,
-          .num_ranks = 3,
-          .batch = 1,
-          .rows = 6,
-          .inner = 5,
-          .columns = 4,
-          .x_is_transposed = false,
-          .w_is_transposed = false};
+void AcrossProcessesReadWhereTheyLie(Context& context) {
+  for (const MatmulLayout& layout : Layouts()) {
+    if (layout.kind != MatmulKind::kGatherRows || layout.x_is_transposed) {
+      continue;
+    }
+    for (const std::size_t rows : {std::size_t{7}, std::size_t{600}}) {  // several parts
+      MatmulLayout tall = layout;
+      tall.rows = layout.batch * rows;
+      for (const std::size_t num_processes : NumProcesses(layout.num_ranks)) {
+        CheckAcross(context, tall, num_processes, 2048, [&](const Membership& members) {
+          return std::make_unique<DirectMatmul>(tall, members);
+        });
+      }
+    }
+  }
 }
 
 Op OpOf(const MatmulLayout& layout) {
   return {.name = "matmul",
-          .make = [layout] { return std::make_unique<MatmulWork>(layout); },
+          .make = [layout] { return MakeMatmulWork(layout); },
           .dtypes = {DType::kF32, DType::kF32}};
 }
 
@@ -371,6 +457,40 @@ void BlocksAreMultipliedAsTheyCome(Context& context) {
   SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
 }
 
+/// The same of large blocks, which are read from where they lie: a rank whose call has ended may
+/// overwrite its own.
+void LargeBlocksAreMultipliedAsTheyCome(Context& context) {
+  const std::size_t p = 3;
+  MatmulLayout layout = Small(MatmulKind::kGatherRows);
+  layout.rows = 600;  // two parts
+  layout.inner = 512;
+  layout.columns = 2;
+  Host host(p, {.num_lanes = 3, .window_bytes = 4096, .can_read_peers = true});
+  const SharedSite site(host, 1, OneGroup(p), {0, 1, 2}, [&] { return MakeMatmulWork(layout); });
+  Ranks<float> ranks(layout);
+  const auto all = ranks.Of(Range(p));
+  std::vector<std::vector<float>> xs;
+  for (std::size_t r = 0; r < p; ++r) {
+    const auto* const x = static_cast<const float*>(all.operands[r]);
+    xs.emplace_back(x, x + layout.rows * layout.inner);
+  }
+  SetBlas({.sgemm = &CountingGemm, .dgemm = &Gemm<double>});
+  num_products = 0;
+  RunRanks(context, p, [&](std::size_t rank) -> Program {
+    while (rank == 2 && num_products < 2 * (1 + 2)) {
+      std::this_thread::yield();
+    }
+    const void* const operands[] = {xs[rank].data(), all.operands[p + rank]};
+    void* const results[] = {all.results[rank]};
+    const CallResult result = co_await site.Begin(rank, 1, operands, results);
+    Check(result.ok, "the call succeeds");
+    std::fill(xs[rank].begin(), xs[rank].end(), 1e6F);
+  });
+  context.Expect(num_products == 3 * (1 + 2 * 2), "each part is multiplied once by each rank");
+  ranks.Check(context, Text(layout));
+  SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
+}
+
 /// As many products between other ranks as can be are made before one of them comes; of sums, those
 /// up to its own term.
 void ProductsAreMadeBeforeALateRankComes(Context& context) {
@@ -379,7 +499,7 @@ void ProductsAreMadeBeforeALateRankComes(Context& context) {
   for (const MatmulKind kind : {MatmulKind::kGatherRows, MatmulKind::kGatherInner,
                                 MatmulKind::kScatterRows, MatmulKind::kScatterColumns}) {
     const MatmulLayout layout = Small(kind);
-    const Site site = MakeSite(1, OneGroup(p), std::make_unique<MatmulWork>(layout));
+    const Site site = MakeSite(1, OneGroup(p), MakeMatmulWork(layout));
     for (std::size_t late = 0; late < p; ++late) {
       const int want = static_cast<int>(kind == MatmulKind::kGatherRows ? 4 : 2 * late);
       const std::int64_t run = FreshRuns();
@@ -425,7 +545,7 @@ void TermsAreAddedInOrder(Context& context) {
   const std::size_t p = 3;
   SetBlas({.sgemm = &SlowGemm, .dgemm = &Gemm<double>});
   const MatmulLayout layout = Small(MatmulKind::kScatterRows);
-  const Site site = MakeSite(1, OneGroup(p), std::make_unique<MatmulWork>(layout));
+  const Site site = MakeSite(1, OneGroup(p), MakeMatmulWork(layout));
   Ranks<float> ranks(layout);
   const auto all = ranks.Of(Range(p));
   slow_result = static_cast<const float*>(all.results[0]);
@@ -449,7 +569,7 @@ void ABlasTakesOneThread(Context& context) {
   context.Expect(layout.dtype == DType::kF32, "the layout is one of float32");
   Ranks<float> ranks(layout);
   const auto local = ranks.Of(Range(layout.num_ranks));
-  const MatmulWork work(layout);
+  const BlockMatmul work(layout);
   const std::vector<std::size_t> arrivals = Range(layout.num_ranks);
   std::vector<std::atomic<int>> counters(work.num_counters(layout.num_ranks));
   Buffers buffers = local.buffers();
@@ -469,8 +589,12 @@ int main(int argc, char** argv) {
   using namespace jaxcoll::testing;  // NOLINT(google-build-using-namespace)
   SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
   return RunTests({{"InOneProcess", InOneProcess},
+                   {"InOneProcessWithRowsJoined", InOneProcessWithRowsJoined},
+                   {"FewRowsAreMultipliedTogether", FewRowsAreMultipliedTogether},
                    {"AcrossProcesses", AcrossProcesses},
+                   {"AcrossProcessesReadWhereTheyLie", AcrossProcessesReadWhereTheyLie},
                    {"BlocksAreMultipliedAsTheyCome", BlocksAreMultipliedAsTheyCome},
+                   {"LargeBlocksAreMultipliedAsTheyCome", LargeBlocksAreMultipliedAsTheyCome},
                    {"ProductsAreMadeBeforeALateRankComes", ProductsAreMadeBeforeALateRankComes},
                    {"TermsAreAddedInOrder", TermsAreAddedInOrder},
                    {"ABlasTakesOneThread", ABlasTakesOneThread}},

@@ -236,14 +236,32 @@ void EveryEarlyChunkRunsOnce(Context& context) {
   }
 }
 
-/// Also those whose ranks came when there was a rank at work for each core.
+/// Also those of a rank that came when there was a rank at work for each core, though with nothing
+/// left to do.
 void ChunksRunBeforeTheLastRankComes(Context& context) {
-  const std::size_t p = 5;
+  const std::size_t num_cores = Runners::Get().num_cores();
+  const std::size_t p = num_cores + 2;
   for (std::size_t late = 0; late < p; ++late) {
+    std::atomic<std::size_t> num_come{0};
     std::atomic<std::size_t> num_run{0};
+    const auto wait_for_chunks = [&](std::size_t count) {
+      const std::int64_t until_ns = NowNs() + 20'000'000'000;
+      while (num_run.load() < count && NowNs() < until_ns) {
+        SleepMs(1);
+      }
+    };
     auto work = std::make_unique<EarlyStampWork>(p);
+    work->on_arrival = [&](std::size_t count) {
+      num_come.store(count);
+      if (count == num_cores + 1) {
+        wait_for_chunks(num_cores * num_cores);
+        SleepMs(10);  // the others find that nothing is left
+      }
+    };
     work->in_chunk = [&](const Stamp& source, std::size_t target) {
-      SleepMs(1);
+      while (num_come.load() <= num_cores) {
+        SleepMs(1);
+      }
       if (source.rank != late && target != late) {
         num_run.fetch_add(1);
       }
@@ -253,10 +271,7 @@ void ChunksRunBeforeTheLastRankComes(Context& context) {
     std::size_t before = 0;
     RunRanks(context, p, [&](std::size_t rank) -> Program {
       if (rank == late) {
-        const std::int64_t until_ns = NowNs() + 20'000'000'000;
-        while (num_run.load() < (p - 1) * (p - 1) && NowNs() < until_ns) {
-          SleepMs(1);
-        }
+        wait_for_chunks((p - 1) * (p - 1));
         before = num_run.load();
       }
       Stamped stamped(1, p);

@@ -351,6 +351,8 @@ class EarlyStampWork final : public Work {
 
   /// Called in every chunk, with the source's stamp.
   std::function<void(const Stamp& source, std::size_t target)> in_chunk;
+  /// Called with the number of ranks that have come, by each before its chunks are ready.
+  std::function<void(std::size_t count)> on_arrival;
 
   [[nodiscard]] std::size_t num_operands() const override { return 1; }
   [[nodiscard]] std::size_t num_results() const override { return 1; }
@@ -365,6 +367,9 @@ class EarlyStampWork final : public Work {
   [[nodiscard]] bool starts_early() const override { return true; }
   [[nodiscard]] std::size_t num_ready(const std::size_t*, std::size_t count,
                                       std::size_t) const override {
+    if (on_arrival) {
+      on_arrival(count);
+    }
     return count * count;
   }
 
