@@ -8,6 +8,7 @@ machine; `auto` reads it once a process.
 import dataclasses
 import functools as ft
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping
@@ -45,6 +46,8 @@ class Measured:
 _DEFAULTS = {"ppermute": 4 << 20}
 # From there on XLA's matmul gains more than the step that one call saves: on 2 cores of Intel Xeon.
 _DEFAULT_PRODUCTS = {"one process": 1 << 24, "several processes": 1 << 27}
+# Gathered blocks of so many rows gain from one call whatever their number.
+_MANY_ROWS = 128
 
 
 def lax_from_bytes(op: str, ranks: int) -> int | None:
@@ -55,13 +58,22 @@ def lax_from_bytes(op: str, ranks: int) -> int | None:
     return _of_ranks(measured.lax_from_bytes.get(op, {}), ranks, _DEFAULTS.get(op))
 
 
-def one_call_to_products(op: str, ranks: int, within: Within) -> int:
-    """Returns up to how many multiplications of all ranks one native call is the fastest."""
+def one_call_to_products(op: str, ranks: int, within: Within, gathered_rows: int) -> float:
+    """Returns up to how many multiplications of all ranks one native call is the fastest.
+
+    Args:
+        op: which.
+        ranks: of a group.
+        within: where they are.
+        gathered_rows: of a rank's block, where rows are gathered; else 0.
+    """
+    is_large = gathered_rows >= _MANY_ROWS
+    default = math.inf if is_large else _DEFAULT_PRODUCTS[within]
     measured = _measured()
     if measured is None:
-        return _DEFAULT_PRODUCTS[within]
+        return default
     by_ranks = measured.one_call_to_products.get(within, {}).get(op, {})
-    return _of_ranks(by_ranks, ranks, _DEFAULT_PRODUCTS[within])
+    return _of_ranks(by_ranks, ranks, default)
 
 
 def _of_ranks(by_ranks: Mapping[int, T], ranks: int, default: T) -> T:

@@ -37,8 +37,6 @@ _MAX_SIZE = 2**31 - 1  # the BLAS counts with 32 bits
 # From such a w on, XLA's matmul gains more than the step that one call saves, whatever x is: on 2
 # cores of Intel Xeon.
 _LARGEST_W = 2**18
-# Gathered blocks of so many rows gain from one call whatever their number.
-_MANY_ROWS = 128
 
 
 def check(call: str, x: Any, w: Any, axis: Any, name: str, preferred: Any) -> tuple[int, Any]:
@@ -334,10 +332,10 @@ def _slower(
     if across and _engine.has_spare_cores():
         return "a process has more cores than devices, and XLA's matmul takes them all"
     within = "several processes" if across else "one process"
-    most = _crossovers.one_call_to_products(primitive.name, p, within)
+    rows = of_x.shape[1] if primitive is gather_p and axis == ROWS else 0
+    most = _crossovers.one_call_to_products(primitive.name, p, within, rows)
     of_rank = of_x.size * of_w.shape[1] * (p if primitive is gather_p else 1)
-    gathers_many_rows = primitive is gather_p and axis == ROWS and of_x.shape[1] >= _MANY_ROWS
-    if (p * of_rank > most and not gathers_many_rows) or of_w.size > _LARGEST_W:
+    if p * of_rank > most or of_w.size > _LARGEST_W:
         return "XLA's matmul is faster from this size on"
     return None
 
