@@ -21,7 +21,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul bench-tensor lint format ctest wheel release-test docs env build stubs signatures clean
+.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul bench-tensor bench-zero lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -64,6 +64,9 @@ bench-matmul: $(VENV)/.dev$(JAX)  ## collective matmuls, against a collective an
 
 bench-tensor: $(VENV)/.dev$(JAX)  ## tensor-parallel training steps, against the same on jax.lax
 	$(BIN)/python benchmarks/tensor_step.py $(ARGS)
+
+bench-zero: $(VENV)/.dev$(JAX)  ## data-parallel and fully sharded steps, against jax.lax and jit with shardings
+	$(BIN)/python benchmarks/zero_step.py $(ARGS)
 
 lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, clang-tidy
 	$(BIN)/ruff check

@@ -11,6 +11,7 @@ from jaxcoll._lazy import load
 if TYPE_CHECKING:
     from jaxcoll import models as models
     from jaxcoll import nnx as nnx
+    from jaxcoll import optax as optax
     from jaxcoll._accelerate import accelerate_lax as accelerate_lax
     from jaxcoll._config import config as config
     from jaxcoll._config import using as using
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from jaxcoll.parallel.clipping import clip_by_global_norm as clip_by_global_norm
     from jaxcoll.parallel.clipping import global_norm as global_norm
     from jaxcoll.parallel.data import DataParallel as DataParallel
+    from jaxcoll.parallel.describe import describe as describe
+    from jaxcoll.parallel.describe import draw as draw
     from jaxcoll.parallel.fsdp import gather_array_with_mean_grads as gather_array_with_mean_grads
     from jaxcoll.parallel.fsdp import gather_params as gather_params
     from jaxcoll.parallel.fsdp import shard_module_params as shard_module_params
@@ -107,6 +110,8 @@ _HOMES = {
     "config": "jaxcoll._config",
     "create_train_state": "jaxcoll.parallel.state",
     "data_parallel_train_step": "jaxcoll.parallel.step",
+    "describe": "jaxcoll.parallel.describe",
+    "draw": "jaxcoll.parallel.describe",
     "explain": "jaxcoll._explain",
     "export_stages": "jaxcoll.parallel.layouts",
     "export_tp_dense": "jaxcoll.parallel.layouts",
@@ -134,7 +139,7 @@ _HOMES = {
     "with_partitioning": "jaxcoll.parallel.partitioned",
 }
 
-_MODULES = ("models", "nnx")
+_MODULES = ("models", "nnx", "optax")
 
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 

@@ -45,9 +45,9 @@ class Measured:
 # Where benchmarks/results shows native behind, whatever the number of ranks.
 _DEFAULTS = {"ppermute": 4 << 20}
 # From there on XLA's matmul gains more than the step that one call saves: on 2 cores of Intel Xeon.
-_DEFAULT_PRODUCTS = {"one process": 1 << 24, "several processes": 1 << 27}
+_DEFAULT_PRODUCTS = {"one process": 1 << 23, "several processes": 1 << 27}
 # Gathered blocks of so many rows gain from one call whatever their number.
-_MANY_ROWS = 128
+_MANY_ROWS = 512
 
 
 def lax_from_bytes(op: str, ranks: int) -> int | None:

@@ -265,6 +265,11 @@ def other_pids() -> list[int]:
     return [pid for pid in _state.pids.values() if pid != os.getpid()]
 
 
+def knows_hosts() -> bool:
+    """Tells whether the processes of this job have told each other where they are."""
+    return bool(_state.host_of)
+
+
 def host_of(process: int) -> str:
     """Returns the same for processes on one host."""
     return _state.host_of[process]

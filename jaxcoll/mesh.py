@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
+from jaxcoll import _engine
 from jaxcoll._errors import did_you_mean, listed
 
 MeshShape = Mapping[str, int] | Iterable[tuple[str, int]]
@@ -25,8 +26,9 @@ def make_mesh(
     Args:
         axes: the size of each axis by name, the slowest first: `{"data": -1, "tensor": 2}`. One
             size may be -1: as large as the devices allow.
-        devices: which; all of the job without. Their order is that of the mesh, except where the
-            platform knows a better one for its topology, as JAX does for TPUs.
+        devices: which; all of the job without, host by host, so that the last axes stay on a host.
+            Their order is that of the mesh, except where the platform knows a better one for its
+            topology, as JAX does for TPUs.
         axis_types: one for all axes, or one for each; `AxisType.Auto` without.
         allow_unused: leave the last devices out where there are more than the mesh needs.
 
@@ -42,7 +44,7 @@ def make_mesh(
     """
     call = "make_mesh"
     pairs = _pairs(call, axes)
-    devices = list(jax.devices() if devices is None else devices)
+    devices = _by_host(jax.devices()) if devices is None else list(devices)
     sizes = _sizes(call, pairs, len(devices))
     needed = math.prod(sizes.values())
     shape = "x".join(map(str, sizes.values()))
@@ -67,6 +69,16 @@ def make_mesh(
     return jax.make_mesh(
         tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices[:needed]
     )
+
+
+def _by_host(devices: Sequence[Any]) -> list[Any]:
+    """Returns devices in their order, but those of a host together."""
+    if not _engine.knows_hosts():
+        return list(devices)
+    hosts: dict[str, list[Any]] = {}
+    for device in devices:
+        hosts.setdefault(_engine.host_of(device.process_index), []).append(device)
+    return [device for of_host in hosts.values() for device in of_host]
 
 
 def _pairs(call: str, axes: Any) -> list[tuple[str, int]]:

@@ -226,8 +226,8 @@ def test_auto_takes_the_way_that_was_measured(file: pathlib.Path):
     _crossovers.write({"all_gather": 2000}, 2, 10_000)
     assert path(16) == "native"
     assert _crossovers.one_call_to_products("all_gather_matmul", 2, "several processes", 512) == 0
-    assert _crossovers.one_call_to_products("all_gather_matmul", 4, "one process", 64) == 1 << 24
-    assert _crossovers.one_call_to_products("all_gather_matmul", 4, "one process", 128) == math.inf
+    assert _crossovers.one_call_to_products("all_gather_matmul", 4, "one process", 64) == 1 << 23
+    assert _crossovers.one_call_to_products("all_gather_matmul", 4, "one process", 512) == math.inf
     assert _crossovers.lax_from_bytes("all_gather", 2) == 2000
     # All that was measured was best in one call: of more, what is known stays.
     most = products - 1

@@ -15,6 +15,9 @@ WITHOUT_FLAX = {
     *("Report", "accelerate_lax", "all_gather", "all_gather_matmul", "all_reduce", "all_to_all"),
     *("broadcast", "config", "explain", "info", "initialize", "make_mesh", "models", "nnx"),
     "MixedPrecisionPolicy",
+    "describe",
+    "draw",
+    "optax",
     *("matmul_reduce_scatter", "ppermute", "reduce_scatter", "reset", "simulate_cpu_devices"),
     *("clip_by_global_norm", "global_norm", "using", "vocab_parallel_cross_entropy"),
 }
@@ -29,8 +32,8 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Blocked())
-import jaxcoll, jaxcoll.models, jaxcoll.nnx
-for module in (jaxcoll, jaxcoll.models, jaxcoll.nnx):
+import jaxcoll, jaxcoll.models, jaxcoll.nnx, jaxcoll.optax
+for module in (jaxcoll, jaxcoll.models, jaxcoll.nnx, jaxcoll.optax):
     for name in set(module.__all__) - {{"__version__"}}:
         try:
             getattr(module, name)
@@ -52,4 +55,4 @@ def test_names_say_what_to_install(blocked: tuple[str, ...], tmp_path: pathlib.P
         lacking = {name for module, name, _ in missing if module == "jaxcoll"}
         assert lacking == {*jaxcoll.__all__} - WITHOUT_FLAX - {"__version__"}
         others = {name for module, name, _ in missing if module != "jaxcoll"}
-        assert others == {*jaxcoll.models.__all__, *jaxcoll.nnx.__all__}
+        assert others == {*jaxcoll.models.__all__, *jaxcoll.nnx.__all__}  # optax needs no flax

@@ -331,6 +331,8 @@ def _slower(
     across = spans_processes(ctx, groups)
     if across and _engine.has_spare_cores():
         return "a process has more cores than devices, and XLA's matmul takes them all"
+    if _is_mostly_communication(primitive, axis, of_x, of_w, p):
+        return None
     within = "several processes" if across else "one process"
     rows = of_x.shape[1] if primitive is gather_p and axis == ROWS else 0
     most = _crossovers.one_call_to_products(primitive.name, p, within, rows)
@@ -338,6 +340,20 @@ def _slower(
     if p * of_rank > most or of_w.size > _LARGEST_W:
         return "XLA's matmul is faster from this size on"
     return None
+
+
+def _is_mostly_communication(primitive: Primitive, axis: int, of_x: Any, of_w: Any, p: int) -> bool:
+    """Tells whether few multiplications are made with what travels, and of enough rows.
+
+    There one call, which writes no gathered x and no products to scatter, takes half to 0.9 of the
+    time of two steps: on 2 cores of Intel Xeon, within a process and across processes.
+    """
+    rows, (inner, columns) = of_x.shape[1], of_w.shape
+    if axis != ROWS:
+        return False
+    if primitive is gather_p:
+        return rows >= 128 and columns <= 256
+    return rows >= 512 * p and inner <= 128
 
 
 def _call(

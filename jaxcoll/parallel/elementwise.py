@@ -8,6 +8,7 @@ import optax
 
 from jaxcoll import _compat
 from jaxcoll.parallel.clipping import jaxcoll_whole_norm
+from jaxcoll.parallel.synchronize import without_synchronization
 
 # Primitives that bring values of several places of an array together, or depend on its shape.
 _MIXING = (
@@ -56,7 +57,8 @@ def _steps(optimizer: optax.GradientTransformation, params: Any) -> list[Any]:
     def update(params: Any) -> Any:
         return optimizer.update(params, optimizer.init(params), params)
 
-    return list(_equations(_compat.open_jaxpr(jax.make_jaxpr(update)(params))))
+    with without_synchronization():
+        return list(_equations(_compat.open_jaxpr(jax.make_jaxpr(update)(params))))
 
 
 def _signature(equation: Any) -> tuple[Any, ...]:

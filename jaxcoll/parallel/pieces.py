@@ -88,15 +88,14 @@ def cut(closed: Any, split: Sequence[int | None], most_bytes: int, scan: MakeSca
 
 def scanned(jaxpr: Any) -> frozenset[int]:
     """Returns the numbers of a jaxpr's operands that a scan of it goes over."""
-    closed = core.ClosedJaxpr(jaxpr, ())
-    inner = _inlined(closed, [0] * len(jaxpr.invars)).jaxpr
-    number = {v: i for i, v in enumerate(inner.invars)}
-    found = set()
-    for equation in inner.eqns:
+    number = {v: i for i, v in enumerate(jaxpr.invars)}
+    over: list[Any] = []
+    for equation in jaxpr.eqns:
         if equation.primitive is scan_p:
-            over = _variables(equation.invars[_num_fixed(equation) :])
-            found.update(number[v] for v in over if v in number)
-    return frozenset(found)
+            over += equation.invars[_num_fixed(equation) :]
+        elif equation.primitive is jit_p:
+            over += (equation.invars[i] for i in scanned(equation.params["jaxpr"].jaxpr))
+    return frozenset(number[v] for v in _variables(over) if v in number)
 
 
 def _num_fixed(scan: Any) -> int:

@@ -21,11 +21,13 @@ class PureModel:
     Attributes:
         init: `(rng, inputs) -> variables`, a dict with `"params"` and what else the model keeps.
         apply: `(variables, inputs, rng) -> (outputs, others)`, the others as they are afterwards.
+        kind: what it was made of, for texts.
         zero: what of its state is split over the data-parallel ranks; see `jaxcoll.fully_shard`.
     """
 
     init: Callable[[jax.Array, Any], dict[str, Any]]
     apply: Callable[..., tuple[Any, dict[str, Any]]]
+    kind: str = "pair (init, apply)"
     zero: Zero | None = None
 
 
@@ -70,7 +72,7 @@ def _of_linen(model: nn.Module) -> PureModel:
         )
         return outputs, dict(others)
 
-    return PureModel(init, apply)
+    return PureModel(init, apply, f"linen {type(model).__name__}")
 
 
 def _training_flags(call: Callable[..., Any]) -> dict[str, Any]:
@@ -96,7 +98,11 @@ def _of_nnx(model: nnx.Module) -> PureModel:
         outputs = module(inputs)
         return outputs, {"others": nnx.split(module, nnx.Param, nnx.RngKey, ...)[3]}
 
-    return PureModel(lambda rng, inputs: {"params": params, "others": others}, apply)
+    def init(rng: jax.Array, inputs: Any) -> dict[str, Any]:
+        del rng, inputs
+        return {"params": params, "others": others}
+
+    return PureModel(init, apply, f"NNX {type(model).__name__}")
 
 
 def _boxed_as_it_lies(leaf: Any) -> Any:

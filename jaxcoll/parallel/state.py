@@ -19,6 +19,7 @@ from jaxcoll.parallel.partitioned import is_partitioned
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.splits import Split, SplitDim, each
 from jaxcoll.parallel.stacked import stacked_params
+from jaxcoll.parallel.synchronize import SynchronizeState, synchronizes
 from jaxcoll.parallel.zero import Zero
 
 OfSplit = Callable[[jax.Array, SplitDim], jax.Array]
@@ -39,6 +40,7 @@ class TrainState:
         zero: how `jaxcoll.fully_shard` splits it, or None; no leaf.
         split: the dimension of each parameter that it splits, or None; no leaf.
         axes: the mesh axes over which the model itself splits parameters; no leaf.
+        kind: what the model is, for texts; no leaf.
     """
 
     step: jax.Array
@@ -50,6 +52,7 @@ class TrainState:
     zero: Zero | None = dataclasses.field(default=None, metadata={"static": True})
     split: Split = dataclasses.field(default=(), metadata={"static": True})
     axes: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+    kind: str = dataclasses.field(default="", metadata={"static": True})
 
     @property
     def specs(self) -> "TrainState":
@@ -154,7 +157,7 @@ def create_train_state(
         opt_state = optimizer.init(stored)
         params = stored if pure.zero and pure.zero.stage == 3 else params
         step = jnp.int32(0)
-        static = (optimizer, pure.zero, split, axes)
+        static = (optimizer, pure.zero, split, axes, pure.kind)
         return TrainState(step, params, opt_state, rng, variables, *static)
 
     if mesh is None:
@@ -207,6 +210,11 @@ def _specs(
     if jax.tree.map(jnp.shape, parts) != jax.tree.map(jnp.shape, params):
         check_elementwise(call, optimizer, params, parts)
     state = jax.eval_shape(lambda: make(split, axes))
+    if zero is not None and synchronizes(state.opt_state):
+        raise ValueError(
+            f"{call}: optimizer: jaxcoll.optax.synchronize averages whole gradients, but the model "
+            "of fully_shard has them summed in parts: leave one of the two out."
+        )
 
     def spec_like(leaf: Any, spec: P, param: Any) -> Any:
         if isinstance(leaf, optax.MaskedNode):
@@ -222,8 +230,17 @@ def _specs(
         transform_non_params=lambda _: P(),
         is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
     )
+    of_optimizer = jax.tree.map(
+        lambda node: dataclasses.replace(node, error=P(node.axes)) if _is_synced(node) else node,
+        of_optimizer,
+        is_leaf=lambda node: _is_synced(node) or isinstance(node, P),
+    )
     everywhere = jax.tree.map(lambda _: P(), state)
     return dataclasses.replace(everywhere, params=param_specs, opt_state=of_optimizer)
+
+
+def _is_synced(node: Any) -> bool:
+    return isinstance(node, SynchronizeState)
 
 
 def _axes_of(spec: P) -> list[str]:

@@ -25,6 +25,7 @@ from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.splits import Split
 from jaxcoll.parallel.state import TrainState
+from jaxcoll.parallel.synchronize import synchronizes
 from jaxcoll.parallel.zero import Zero
 
 Step = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
@@ -39,6 +40,7 @@ def build_step(
     loss_fn: LossFn | None,
     data_axes: str | Sequence[str],
     accumulate: int = 1,
+    bucket_bytes: int | None = None,
 ) -> Step:
     """Returns a train step whose gradients meet over the data-parallel axes.
 
@@ -48,10 +50,13 @@ def build_step(
         loss_fn: see `jaxcoll.data_parallel_train_step`.
         data_axes: the mapped axis, or axes, over which the batch is split.
         accumulate: micro-batches.
+        bucket_bytes: see `jaxcoll.data_parallel_train_step`.
     """
     axes = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
     if accumulate < 1:
         raise ValueError(f"{call}: accumulate: expected at least 1, got {accumulate}.")
+    if bucket_bytes is not None and bucket_bytes < 1:
+        raise ValueError(f"{call}: bucket_bytes: expected 1 or more, got {bucket_bytes}.")
     zero = model.zero
     if zero is not None and zero.axis_name not in axes:
         raise ValueError(
@@ -93,7 +98,7 @@ def build_step(
             )
         check_mapped(call, axes, batch)
         _check_types(call, axes)
-        _check_zero(call, state, zero)
+        _check_model(call, state, model)
         _check_split(call, state, axes)
         rng = jax.random.fold_in(state.rng, state.step)
         rng = jax.random.fold_in(rng, lax.axis_index(axes))
@@ -105,7 +110,12 @@ def build_step(
             grads, metrics, others = _accumulated(
                 call, results, state, copies, batch, rng, accumulate
             )
-        grads, metrics = _summed(grads, metrics, axes, zero, state)
+        if zero is None and synchronizes(state.opt_state):
+            metrics = all_reduce(_local(metrics, axes), axes)
+            # The mean that the optimizer takes is the sum, divided once.
+            grads = jax.tree.map(lambda grad: grad * lax.axis_size(axes), grads)
+        else:
+            grads, metrics = _summed(grads, _local(metrics, axes), axes, zero, state, bucket_bytes)
         weight = metrics["loss"][1]
         divisor = jnp.where(weight == 0, 1, weight)  # nothing was counted: no gradient
         grads = jax.tree.map(
@@ -169,9 +179,15 @@ def _check_types(call: str, data_axes: Axes) -> None:
         )
 
 
-def _check_zero(call: str, state: TrainState, zero: Zero | None) -> None:
-    if state.zero != zero:
-        made, used = (f"with {z}" if z else "without fully_shard" for z in (state.zero, zero))
+def _check_model(call: str, state: TrainState, model: PureModel) -> None:
+    if state.kind != model.kind:
+        raise ValueError(
+            f"{call}: state: it was made for a {state.kind}, but the step's model is a "
+            f"{model.kind}. Give one and the same model to create_train_state and to the step."
+        )
+    if state.zero != model.zero:
+        zeros = (state.zero, model.zero)
+        made, used = (f"with {zero}" if zero else "without fully_shard" for zero in zeros)
         raise ValueError(
             f"{call}: state: it was made {made}, but the step's model is {used}. Give one and the "
             "same model to create_train_state and to the step."
@@ -211,13 +227,44 @@ def varying(leaf: Any, axes: str | Axes) -> Any:
     return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
 
+def _local(metrics: Any, axes: Axes) -> Any:
+    """Returns metrics typed as this rank's; weights may be constants."""
+    return jax.tree.map(lambda leaf: varying(leaf, axes), metrics)
+
+
+def _summed_in_buckets(
+    grads: Any, metrics: Any, axes: Axes, bucket_bytes: int | None
+) -> tuple[Any, Any]:
+    """Sums gradients a bucket at a time, the last parameters' first: the order of the way back."""
+    leaves, treedef = jax.tree.flatten(grads)
+    buckets: list[list[int]] = [[]]
+    size = 0
+    for i in reversed(range(len(leaves))):
+        size += leaves[i].nbytes
+        if bucket_bytes is not None and buckets[-1] and size > bucket_bytes:
+            buckets.append([])
+            size = leaves[i].nbytes
+        buckets[-1].append(i)
+    for bucket in buckets[:-1]:
+        for i, leaf in zip(bucket, all_reduce([leaves[i] for i in bucket], axes), strict=True):
+            leaves[i] = leaf
+    last, metrics = all_reduce(([leaves[i] for i in buckets[-1]], metrics), axes)
+    for i, leaf in zip(buckets[-1], last, strict=True):
+        leaves[i] = leaf
+    return treedef.unflatten(leaves), metrics
+
+
 def _summed(
-    grads: Any, metrics: Any, axes: Axes, zero: Zero | None, state: TrainState
+    grads: Any,
+    metrics: Any,
+    axes: Axes,
+    zero: Zero | None,
+    state: TrainState,
+    bucket_bytes: int | None,
 ) -> tuple[Any, Any]:
     """Returns gradients, of split parameters this rank's part, and metrics, summed over all."""
-    metrics = jax.tree.map(lambda leaf: varying(leaf, axes), metrics)  # weights may be constants
     if zero is None:
-        return all_reduce((grads, metrics), axes)
+        return _summed_in_buckets(grads, metrics, axes, bucket_bytes)
     as_sent = zero.policy.of_gradients
     if zero.stage == 1:
         grads, metrics = all_reduce((as_sent(grads), metrics), axes)
@@ -286,6 +333,7 @@ def data_parallel_train_step(
     loss_fn: LossFn | None = None,
     axis_name: str | Sequence[str] = "data",
     accumulate: int = 1,
+    bucket_bytes: int | None = None,
 ) -> Step:
     """Returns a data-parallel train step, as code for one device.
 
@@ -302,6 +350,9 @@ def data_parallel_train_step(
             and accuracy.
         axis_name: the axis, or axes, over which the batch is split.
         accumulate: micro-batches whose gradients are added before they meet those of other devices.
+        bucket_bytes: gradients are summed in calls of about so many bytes, the last parameters'
+            first, each as soon as the backward pass has them; in one call without, which was faster
+            wherever it was measured. Not with `jaxcoll.fully_shard`.
 
     Returns:
         `train_step(state, batch) -> (state, metrics)`; metrics are means over all weights.
@@ -315,4 +366,4 @@ def data_parallel_train_step(
     Source: the API of DistJax; sums of losses and weights as in Megatron-LM.
     """
     call = "data_parallel_train_step"
-    return build_step(call, as_pure(call, model), loss_fn, axis_name, accumulate)
+    return build_step(call, as_pure(call, model), loss_fn, axis_name, accumulate, bucket_bytes)

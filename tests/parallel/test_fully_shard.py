@@ -313,6 +313,11 @@ def test_errors():
     state = start(model, data, mesh)
     with pytest.raises(ValueError, match=r"made with Zero.*stage=3.* is without fully_shard"):
         train(data_parallel_train_step(PLAIN), state, data, mesh, state.specs)
+    other = data_parallel_train_step(TPClassifier(num_classes=4, mesh=mesh_of(tensor=2)))
+    with pytest.raises(
+        ValueError, match=r"made for a linen SimpleClassifier.*a linen TPClassifier"
+    ):
+        train(other, state, data, mesh, state.specs)
     other = data_parallel_train_step(fully_shard(PLAIN, stage=2, min_weight_size=16))
     with pytest.raises(ValueError, match=r"made with Zero.*stage=3.* model is with Zero.*stage=2"):
         train(other, state, data, mesh, state.specs)

@@ -27,7 +27,7 @@ PYTHON_LAYERS = (
     {"_agreement"},
     {"_timing", "_chains", "_bench", "_bench_matmul", "_launched"},
     {"parallel"},
-    {"nn", "nnx"},
+    {"nn", "nnx", "optax"},
     {"models", "cli"},
     {"__init__", "__main__"},  # the face: it may name everything, nobody imports it from inside
 )
@@ -49,7 +49,7 @@ CXX_ONLY_IN = {
 PARALLEL_SHARED = {
     *("after", "batches", "clipping", "elementwise", "gathered_scan", "partitioned", "pieces"),
     *("piecewise", "precision", "pure_model", "regions", "schedule", "shares", "splits"),
-    *("stacked", "state", "step", "zero"),
+    *("stacked", "state", "step", "synchronize", "zero", "compressed_mean", "quantization"),
 }
 PARALLEL_COMPOSERS = {"plan", "__init__"}
 

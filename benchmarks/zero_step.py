@@ -1,0 +1,249 @@
+"""Data-parallel and fully sharded training steps of a Transformer: ours, on `jax.lax`, by GSPMD.
+
+    python benchmarks/zero_step.py [--rounds 15] [--processes 1,2,4]
+
+For each layout of devices, each strategy and each model, in turn and in one run: our step, the same
+step on lax, and `jax.jit` of the plain step on arrays with the same shardings. AdamW, float32.
+Losses are compared.
+"""
+
+import argparse
+import itertools as it
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from environment import environment, machine
+
+# Processes, devices of each, axes; parts of a state are over "shard", copies of them over "data".
+LAYOUTS = (
+    (1, 2, {"shard": 2}),
+    (1, 4, {"shard": 4}),
+    (1, 8, {"shard": 8}),
+    (1, 4, {"data": 2, "shard": 2}),
+    (2, 1, {"shard": 2}),
+    (2, 2, {"data": 2, "shard": 2}),
+    (4, 1, {"shard": 4}),
+)
+# Width, heads, layers, windows of a step, bytes of a window; the first is train_lm.py's.
+MODELS = ((160, 4, 3, 16, 128), (256, 4, 6, 16, 32))
+STRATEGIES = {
+    "data-parallel": {},
+    "data-parallel, 1 MiB a call": {"bucket_bytes": 2**20},
+    "ZeRO-1": {"stage": 1},
+    "ZeRO-2": {"stage": 2},
+    "ZeRO-3": {"stage": 3},
+    "ZeRO-3, kept": {"stage": 3, "reshard_after_forward": False},
+}
+WAYS = ("auto", "lax", "GSPMD")
+
+
+def ours(model: Any, mesh: Any, tokens: Any, strategy: Any) -> Any:
+    """Returns a jitted step and its state."""
+    import jax
+    import optax
+    from jax.sharding import PartitionSpec as P
+
+    import jaxcoll
+
+    is_split = "stage" in strategy
+    sharded = jaxcoll.fully_shard(model, "shard", **strategy) if is_split else model
+    batch = (tokens[:, :-1], tokens[:, 1:])
+    state = jaxcoll.create_train_state(sharded, optax.adamw(1e-3), jax.random.key(0), batch, mesh)
+    axes = tuple(mesh.axis_names)
+    options = {} if is_split else strategy
+    step = jaxcoll.data_parallel_train_step(sharded, axis_name=axes, **options)
+
+    def train_step(state: Any, tokens: Any) -> Any:
+        state, metrics = step(state, (tokens[:, :-1], tokens[:, 1:]))
+        return state, metrics["loss"]
+
+    mapped = jax.shard_map(
+        train_step, mesh=mesh, in_specs=(state.specs, P(axes)), out_specs=(state.specs, P())
+    )
+    return jax.jit(mapped, donate_argnums=0), state
+
+
+def by_gspmd(model: Any, mesh: Any, tokens: Any, strategy: Any) -> Any:
+    """Returns the plain step on arrays with the shardings that ours has, and its state."""
+    import jax
+    import optax
+    from jax.sharding import NamedSharding
+
+    _, like = ours(model, mesh, tokens, strategy)
+    like = like.unpadded()
+    optimizer = like.optimizer
+    shardings = jax.tree.map(
+        lambda leaf: NamedSharding(mesh, leaf.sharding.spec), (like.params, like.opt_state)
+    )
+
+    def train_step(state: Any, tokens: Any) -> Any:
+        params, opt_state = state
+
+        def loss(params: Any) -> Any:
+            logits = model.apply({"params": params}, tokens[:, :-1])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    step = jax.jit(
+        train_step,
+        in_shardings=(shardings, tokens.sharding),
+        out_shardings=(shardings, NamedSharding(mesh, jax.P())),
+        donate_argnums=0,
+    )
+    return step, (like.params, like.opt_state)
+
+
+def peak_bytes(compiled: Any) -> int:
+    """Returns what a step needs on a device: its state, its batch, and what is between."""
+    need = compiled.memory_analysis()
+    return (
+        need.argument_size_in_bytes
+        + need.output_size_in_bytes
+        - need.alias_size_in_bytes
+        + need.temp_size_in_bytes
+    )
+
+
+def measure(of: Any, axes: dict[str, int], strategy: Any, rounds: int) -> dict[str, Any]:
+    """Measures all ways of a strategy on all devices of this job."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+
+    import jaxcoll
+    from jaxcoll.models import TransformerLM
+
+    width, heads, layers, windows, length = of
+    mesh = jaxcoll.make_mesh(axes)
+    model = TransformerLM(256, layers, width, num_heads=heads)
+    shape = (windows, length + 1)
+    tokens = np.random.default_rng(0).integers(0, 256, shape, dtype=np.int32)
+    sharding = NamedSharding(mesh, jax.P(tuple(axes)))
+    tokens = jax.make_array_from_callback(shape, sharding, tokens.__getitem__)
+    steps, peaks = {}, {}
+    for way in WAYS:
+        with jaxcoll.using(backend="lax" if way == "lax" else "auto"):
+            make = by_gspmd if way == "GSPMD" else ours
+            step, state = make(model, mesh, tokens, strategy)
+            compiled = step.lower(state, tokens).compile()
+            peaks[way], steps[way] = peak_bytes(compiled), (compiled, state)
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    losses = {}
+    for number in range(rounds + 2):
+        for way in WAYS[:: 1 if number % 2 else -1]:
+            step, state = steps[way]
+            begin = time.perf_counter()
+            state, loss = jax.block_until_ready(step(state, tokens))
+            if number > 1:  # warm
+                seconds[way].append(time.perf_counter() - begin)
+            steps[way], losses[way] = (step, state), float(loss)
+    better = [min(pair) for pair in zip(seconds["lax"], seconds["GSPMD"], strict=True)]
+
+    def over_ours(times: list[float]) -> float:
+        return statistics.median(a / b for a, b in zip(times, seconds["auto"], strict=True))
+
+    return {
+        "model": list(of),
+        "ms": {way: 1e3 * statistics.median(times) for way, times in seconds.items()},
+        "ratio": {"lax": over_ours(seconds["lax"]), "better": over_ours(better)},
+        "peak bytes": peaks,
+        "losses": losses,
+        "equal": max(losses.values()) - min(losses.values()) < 2e-3,
+    }
+
+
+def job(processes: int, devices: int, rounds: int, number: int) -> list[dict[str, Any]]:
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "jaxcoll", "run", "-n", str(processes)]
+    done = subprocess.run(
+        [*command, __file__, "--child", str(number), "--rounds", str(rounds)],
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PJRT_NPROC": "16"},
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| processes x devices | mesh | width x layers, tokens | strategy | ours, lax, GSPMD: ms "
+        "| tokens/s, ours | lax / ours | better of both / ours | MB on a device | losses |",
+        "|---|---|---|---|---|--:|--:|--:|---|---|",
+    ]
+    for row in rows:
+        width, _, layers, windows, length = row["model"]
+        mesh = ", ".join(f"{name} {size}" for name, size in row["axes"].items())
+        times = ", ".join(f"{row['ms'][way]:.1f}" for way in WAYS)
+        peaks = ", ".join(f"{row['peak bytes'][way] / 1e6:.1f}" for way in WAYS)
+        tokens = windows * length
+        lines.append(
+            f"| {row['processes']} x {row['devices']} | {mesh} | {width} x {layers}, {tokens} | "
+            f"{row['strategy']} | {times} | {tokens / row['ms']['auto'] * 1e3:,.0f} | "
+            f"{row['ratio']['lax']:.2f} | {row['ratio']['better']:.2f} | {peaks} | "
+            f"{'equal' if row['equal'] else 'DIFFERENT'} |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--processes", default="1,2,4", help="layouts of so many alone")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child is not None:
+        import jax
+
+        axes = LAYOUTS[chosen.child][2]
+        for of, (name, strategy) in it.product(MODELS, STRATEGIES.items()):
+            row = measure(of, axes, strategy, chosen.rounds)
+            if jax.process_index() == 0:
+                print(json.dumps({"axes": axes, "strategy": name, **row}), flush=True)
+        return
+    of = environment()
+    rows = [
+        {"processes": processes, "devices": devices, **row}
+        for number, (processes, devices, _) in enumerate(LAYOUTS)
+        if processes in map(int, chosen.processes.split(","))
+        for row in job(processes, devices, chosen.rounds, number)
+    ]
+    command = "python " + " ".join(sys.argv)
+    lines = [
+        "# Data-parallel and fully sharded training steps",
+        "",
+        f"`{command}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax {of['jax']}, Python "
+        f"{of['python']}.",
+        "",
+        "`TransformerLM` in float32, AdamW. Medians of the time of a step; ratios are medians of "
+        f"those of {chosen.rounds} rounds, above 1 ours is faster: the same step on lax, and the "
+        "better of that and of `jax.jit` on arrays with the same shardings (GSPMD). *MB on a "
+        "device*: state, batch and temporary values, as the compiler says. *kept*: "
+        "`reshard_after_forward=False`. The loss after all steps is compared, to 0.002.",
+        "",
+        *table(rows),
+    ]
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    name = f"zero_{machine(of)}"
+    result = {"command": command, "environment": of, "rows": rows}
+    (chosen.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (chosen.out / f"{name}.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    if not all(row["equal"] for row in rows):
+        sys.exit("losses differ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""`jaxcoll.optax.synchronize`: the mean of gradients in an optimizer, compressed between hosts."""
+
+import logging
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from training import SGD, assert_trained_as, batch, mesh_of, reference, start, train
+
+from jaxcoll import data_parallel_train_step, fully_shard
+from jaxcoll.models import SimpleClassifier, TPClassifier
+from jaxcoll.optax import SynchronizeState, synchronize
+from jaxcoll.parallel.quantization import BLOCK, dequantized, quantized
+
+PLAIN = SimpleClassifier(num_classes=4, hidden=12)
+
+
+@pytest.fixture(autouse=True)
+def x64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+def averaged(
+    grads: Any, size: int, compression: Any, hosts: int, steps: int = 1, typed: bool = True
+) -> tuple[Any, Any]:
+    """Returns each step's means, one row for each rank, and the last errors.
+
+    Args:
+        grads: a tree of arrays, one row for each rank.
+        size: ranks.
+        compression: see `synchronize`.
+        hosts: as if the ranks were there.
+        steps: how many times the same gradients are averaged.
+        typed: whether axes are typed.
+    """
+    mesh = mesh_of(data=size)
+    optimizer = synchronize("data", compression, mesh=mesh, hosts=hosts)
+    state = optimizer.init(jax.tree.map(lambda leaf: leaf[0], grads))
+
+    def step(grads: Any, state: Any) -> Any:
+        mean, state = optimizer.update(jax.tree.map(lambda leaf: leaf[0], grads), state)
+        return jax.tree.map(lambda leaf: leaf[None], mean), state
+
+    specs = SynchronizeState(jax.P("data"), state.axes)
+    mapped = jax.jit(
+        jax.shard_map(
+            step,
+            mesh=mesh,
+            in_specs=(jax.P("data"), specs),
+            out_specs=(jax.P("data") if not typed else jax.P(), specs),
+            check_vma=typed,
+        )
+    )
+    means = []
+    for _ in range(steps):
+        mean, state = mapped(grads, state)
+        means.append(mean)
+    return means, state.error
+
+
+# ---- Values --------------------------------------------------------------------------------------
+
+
+def test_eight_bits_and_a_scale():
+    x = jnp.concatenate(
+        [jnp.linspace(-3, 5, BLOCK), jnp.zeros(BLOCK), jnp.full(BLOCK, 1e-30)], dtype=jnp.float32
+    )
+    values, scales = quantized(x)
+    assert values.dtype == jnp.int8
+    assert scales.shape == (3,)
+    error = np.abs(dequantized(values, scales) - x).reshape(3, BLOCK)
+    assert (error.max(1) <= np.asarray(scales) / 2 * (1 + 1e-5)).all()
+    assert error[0].max() > scales[0] / 3
+    for bad in (jnp.inf, jnp.nan):
+        _, scales = quantized(x.at[3].set(bad))
+        assert np.isnan(scales[0])
+        assert np.isfinite(scales[1:]).all()
+
+
+@pytest.mark.parametrize(("size", "hosts"), [(2, 2), (4, 2), (8, 2), (3, 3), (8, 4), (4, 1)])
+@pytest.mark.parametrize("compression", [None, "bf16", "int8"])
+def test_means_that_are_exact(size: int, hosts: int, compression: Any):
+    """Integers up to 127, one of them in each block: what 8 bits, and bfloat16, can hold."""
+    rng = np.random.default_rng(0)
+    sums: dict[str, Any] = {
+        "a": rng.integers(-127, 128, (3, 700)).astype(np.float32),
+        "b": np.float32(127),
+        "c": np.zeros((0, 4), np.float32),
+        "d": rng.integers(-127, 128, 5),
+    }
+    sums["a"].reshape(-1)[::BLOCK] = 127
+    sums["d"][0] = 127
+    if compression is not None:
+        sums["d"] = sums["d"].astype(np.float64)
+
+    def parts(total: Any) -> Any:
+        share = rng.integers(-1, 2, (size, *np.shape(total))).astype(np.asarray(total).dtype)
+        # The sum of a host is a multiple of the number of ranks in 127ths of its largest value.
+        return size * np.broadcast_to(total, share.shape).copy()
+
+    grads = {name: parts(total) for name, total in sums.items()}
+    for typed in (True, False):
+        (mean,), _ = averaged(grads, size, compression, hosts, typed=typed)
+        for name, total in sums.items():
+            assert mean[name].dtype == (grads[name] / 1).dtype
+            for row in np.asarray(mean[name]):
+                np.testing.assert_array_equal(row, size * total)
+
+
+@pytest.mark.parametrize("compression", ["bf16", "int8"])
+def test_how_much_is_lost(compression: Any):
+    """At most half a step on each host, of what its ranks have together."""
+    size, hosts = 8, 2
+    grads = {"w": np.random.default_rng(0).normal(size=(size, 40, 50)).astype(np.float32)}
+    exact = grads["w"].astype(np.float64).mean(0)
+    (mean,), error = averaged(grads, size, compression, hosts)
+    of_hosts = grads["w"].reshape(hosts, -1, 40, 50).sum(1) / size
+    step = 2.0**-8 if compression == "bf16" else 1 / 127
+    bound = sum(np.abs(of_host).max() for of_host in of_hosts) * step / 2
+    lost = np.abs(np.asarray(mean["w"][0]) - exact).max()
+    assert 0.1 * bound < lost < 1.001 * bound
+    assert bool(error.size) == (compression == "int8")
+
+
+def test_what_is_lost_comes_later():
+    """The sum of many means is as near to that of the gradients as one mean is."""
+    size, steps = 4, 40
+    grads = {"w": np.random.default_rng(0).normal(size=(size, 1000)).astype(np.float32)}
+    means, error = averaged(grads, size, "int8", 2, steps)
+    total = sum(np.asarray(mean["w"][0], np.float64) for mean in means)
+    exact = grads["w"].astype(np.float64).mean(0)
+    one = np.abs(np.asarray(means[0]["w"][0]) - exact).max()
+    assert np.abs(total - steps * exact).max() < 4 * one
+    assert np.abs(np.asarray(error)).max() > 0
+
+
+def test_what_is_not_finite_is_not_kept():
+    grads = {"w": np.ones((4, 600), np.float32)}
+    grads["w"][1, 5] = np.nan
+    (mean,), error = averaged(grads, 4, "int8", 2)
+    assert np.isnan(mean["w"][0, :BLOCK]).all()
+    assert np.isfinite(mean["w"][0, BLOCK:]).all()
+    assert np.isfinite(error).all()
+
+
+def test_what_travels_between_hosts():
+    """Eight bits a value, and a scale for 256 of them; all else stays on a host."""
+    mesh = mesh_of(data=8)
+    optimizer = synchronize("data", "int8", mesh=mesh, hosts=2)
+    params = {"w": jnp.zeros(64 * BLOCK, jnp.float32)}
+    state = optimizer.init(params)
+    mapped = jax.shard_map(
+        optimizer.update,
+        mesh=mesh,
+        in_specs=(jax.P("data"), SynchronizeState(jax.P("data"), ("data",))),
+        out_specs=(jax.P(), SynchronizeState(jax.P("data"), ("data",))),
+    )
+    grads = {"w": jnp.zeros((8 * 64 * BLOCK,), jnp.float32)}
+    with jax.enable_x64(False):
+        import jaxcoll
+
+        with jaxcoll.using(backend="lax"):
+            text = jax.jit(mapped).lower(grads, state).as_text()
+    across = re.findall(r"all_gather.*?\[\[0, 4\].*?-> tensor<([^>]+)>", text, re.DOTALL)
+    assert sorted(across) == ["2x16xf32", f"2x{16 * BLOCK}xi8"]
+
+
+# ---- Training ------------------------------------------------------------------------------------
+
+
+def sgd_with(learning_rate: float, compression: Any, mesh: Any, hosts: Any = None) -> Any:
+    synchronized = synchronize("data", compression, mesh=mesh, hosts=hosts)
+    return optax.chain(synchronized, optax.sgd(learning_rate))
+
+
+OPTIMIZERS = {
+    "chain": lambda **o: optax.chain(synchronize(**o), optax.sgd(0.5, momentum=0.9)),
+    "after another": lambda **o: optax.chain(optax.scale(2.0), synchronize(**o), optax.sgd(0.25)),
+    "masked": lambda **o: optax.chain(
+        optax.masked(synchronize(**o), {"hidden_layer": True, "output_layer": True}), optax.sgd(0.5)
+    ),
+    "partitioned": lambda **o: optax.chain(
+        optax.masked(synchronize(**o), {"hidden_layer": True, "output_layer": False}),
+        optax.masked(synchronize(**o), {"hidden_layer": False, "output_layer": True}),
+        optax.sgd(0.5),
+    ),
+    "inject_hyperparams": lambda **o: optax.inject_hyperparams(
+        sgd_with, static_args=("compression", "mesh", "hosts")
+    )(learning_rate=0.1, **o),
+    "MultiSteps": lambda **o: optax.MultiSteps(
+        optax.chain(synchronize(**o), optax.sgd(0.5)), every_k_schedule=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("compression", [None, "int8"])
+def test_under_other_transformations(name: str, compression: Any):
+    data, mesh = batch(), mesh_of(data=4)
+    optimizer = OPTIMIZERS[name](compression=compression, mesh=mesh, hosts=2)
+    alone = OPTIMIZERS[name](compression=None, mesh=mesh_of(data=1))
+    alone = alone.gradient_transformation() if isinstance(alone, optax.MultiSteps) else alone
+    state = start(PLAIN, data, mesh, optimizer)
+    states = [node for node in jax.tree.leaves(state.opt_state, is_leaf=is_state) if is_state(node)]
+    assert {node.error.sharding.spec for node in states} == {jax.P("data")}
+    assert all(bool(node.error.size) == (compression == "int8") for node in states)
+    plain = start(PLAIN, data, mesh_of(data=1), alone)
+    step = data_parallel_train_step(PLAIN)
+    after, _ = train(step, state, data, mesh, state.specs)
+    expected, _ = train(step, plain, data, mesh_of(data=1), plain.specs)
+    if compression is None or name == "MultiSteps":
+        assert_trained_as(after.params, expected.params)
+        return
+    first, wanted, got = (jax.device_get(s.params) for s in (plain, expected, after))
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), wanted, first)
+    lost = jax.tree.map(lambda a, b: np.abs(a - b).max(), wanted, got)
+    assert all(0 < a < 0.05 * b for a, b in zip(*map(jax.tree.leaves, (lost, moved)), strict=True))
+
+
+def is_state(node: Any) -> bool:
+    return isinstance(node, SynchronizeState)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_trains_as_on_one_device(size: int, accumulate: int):
+    """In the step, whose own sum it replaces: nothing is summed twice."""
+    data, mesh = batch(), mesh_of(data=size)
+    optimizer = optax.chain(synchronize(mesh=mesh), SGD)
+    state = start(PLAIN, data, mesh, optimizer)
+    expected, _ = reference(PLAIN, jax.device_get(state.params), data, SGD)
+    step = data_parallel_train_step(PLAIN, accumulate=accumulate)
+    state, _ = train(step, state, data, mesh, state.specs)
+    assert_trained_as(state.params, expected)
+
+
+def test_beside_tensor_parallelism():
+    data, mesh = batch(), mesh_of(data=2, tensor=2)
+    model = TPClassifier(num_classes=4, hidden=24, mesh=mesh)
+    optimizer = optax.chain(synchronize(mesh=mesh), SGD)
+    state = start(model, data, mesh, optimizer)
+    plain = SimpleClassifier(num_classes=4, hidden=24)
+    expected, _ = reference(plain, jax.device_get(state.params), data, SGD)
+    state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    assert_trained_as(state.params, expected)
+
+
+# ---- Texts ---------------------------------------------------------------------------------------
+
+
+def test_it_says_that_it_is_off(caplog: pytest.LogCaptureFixture):
+    data, mesh = batch(), mesh_of(data=2)
+    with caplog.at_level(logging.WARNING, logger="jaxcoll"):
+        start(PLAIN, data, mesh, optax.chain(synchronize("data", "int8", mesh=mesh), SGD))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "optax.synchronize: compression='int8' is off: there is one process" in line
+
+
+def test_errors():
+    data, mesh = batch(), mesh_of(data=4)
+    with pytest.raises(ValueError, match=r"optax.synchronize: compression: expected one of"):
+        synchronize("data", "int4")
+    with pytest.raises(ValueError, match=r"optax.synchronize: axis_name: 'dat' is not an axis"):
+        synchronize("dat", mesh=mesh)
+    with pytest.raises(ValueError, match=r"hosts: 4 ranks can't be on 3 hosts alike"):
+        synchronize("data", "int8", mesh=mesh, hosts=3).init({"w": jnp.ones(3)})
+    with pytest.raises(ValueError, match=r"synchronize averages whole gradients.*leave one of"):
+        start(fully_shard(PLAIN), data, mesh, optax.chain(synchronize(mesh=mesh), SGD))
+    with pytest.raises(NameError, match=r"optax.synchronize"):
+        synchronize("data").update({"w": jnp.ones(3)}, synchronize("data").init({}))
+    with pytest.raises(TypeError, match=r"expected floating-point gradients, got int64"):
+        averaged({"w": np.ones((4, 3), int)}, 4, "int8", 2)
+    other = synchronize("data", "int8", mesh=mesh_of(data=8), hosts=2)
+    state = start(PLAIN, data, mesh_of(data=8), optax.chain(other, SGD))
+    small = synchronize("data", "int8", mesh=mesh, hosts=2)
+    step = data_parallel_train_step(PLAIN)
+    state = jax.tree.map(lambda leaf: leaf, state)
+    replaced = start(PLAIN, data, mesh, optax.chain(small, SGD))
+    wrong = jax.tree.map(
+        lambda node: SynchronizeState(jnp.zeros(4), node.axes) if is_state(node) else node,
+        replaced,
+        is_leaf=is_state,
+    )
+    with pytest.raises(ValueError, match=r"its state has 1 values on each of 4 ranks, where 512"):
+        train(step, wrong, data, mesh, replaced.specs)
