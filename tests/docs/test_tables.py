@@ -11,7 +11,7 @@ DOCS = ROOT / "docs"
 
 def test_the_reference_has_every_public_name():
     listed = re.findall(r"^\.\. auto\w+:: (\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
-    assert sorted([*listed, "__version__", "models", "nnx"]) == sorted(jaxcoll.__all__)
+    assert sorted([*listed, "__version__", "models", "nnx", "optax"]) == sorted(jaxcoll.__all__)
 
 
 def test_the_settings_have_every_environment_variable():
