@@ -245,7 +245,8 @@ class _Cutter:
     def _piece(
         self, equations: list[Any], stacked: dict[int, int], needed: set[Any], results: list[Any]
     ) -> Piece:
-        made = {v for equation in equations for v in equation.outvars}
+        # Not a set: the processes of a job must make the same program of it.
+        made = dict.fromkeys(v for equation in equations for v in equation.outvars)
         layers = {equations[0].invars[i] for i in stacked}
         atoms = [atom for equation in equations for atom in equation.invars]
         read = dict.fromkeys(v for v in _variables([*atoms, *results]) if v not in made)

@@ -12,6 +12,7 @@ from flax import nnx
 from training import assert_trained_as, batch, mesh_of, reference, start, train
 
 from jaxcoll import (
+    _compat,
     clip_by_global_norm,
     create_train_state,
     data_parallel_train_step,
@@ -134,6 +135,40 @@ def test_from_zeros_at_the_end_to_others():
     for _ in range(20):
         plain, _ = step(plain, data)
     assert_trained_as(state.unpadded().params, plain.params)
+
+
+def count(jaxpr: Any, names: tuple[str, ...]) -> int:
+    """Returns how many equations of these primitives a program has."""
+    found = 0
+    for equation in jaxpr.eqns:
+        found += equation.primitive.name in names
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda v: _compat.open_jaxpr(v) is not None
+        ):
+            inner = _compat.open_jaxpr(value)
+            found += count(inner, names) if inner is not None else 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stage", "sums", "scatters", "gathers"),
+    [(0, 1, 0, 0), (1, 1, 0, 2), (2, 1, 2, 2), (3, 1, 2, 2)],
+)
+def test_how_often_ranks_communicate(stage: Any, sums: int, scatters: int, gathers: int):
+    """Of two kernels that are split: all that is summed whole is one call."""
+    data, mesh = batch(), mesh_of(data=4)
+    model: Any = fully_shard(PLAIN, stage=stage, min_weight_size=16) if stage else PLAIN
+    state = start(model, data, mesh, ADAM)
+    mapped = jax.shard_map(
+        data_parallel_train_step(model),
+        mesh=mesh,
+        in_specs=(state.specs, jax.P("data")),
+        out_specs=(state.specs, jax.P()),
+    )
+    jaxpr = jax.make_jaxpr(mapped)(state, data).jaxpr
+    assert count(jaxpr, ("all_reduce", "psum", "psum_invariant")) == sums
+    assert count(jaxpr, ("reduce_scatter",)) == scatters
+    assert count(jaxpr, ("all_gather", "all_gather_invariant")) == gathers
 
 
 def test_parts_are_no_replicas():

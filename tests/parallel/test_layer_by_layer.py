@@ -200,6 +200,33 @@ def test_layers_are_never_split_among_ranks():
     assert state.params["w"].sharding.spec == jax.P(None, None, "data")
 
 
+def test_the_same_program_each_time():
+    """In every process of a job: values that go from piece to piece keep their order."""
+
+    def init(rng: Any, x: Any) -> Any:
+        return [0.1 * jax.random.normal(key, (16, 16)) for key in jax.random.split(rng, 4)]
+
+    def apply(params: Any, x: Any) -> Any:
+        parts = [jnp.sin((i + 1) * x) for i in range(12)]
+        for w in params:
+            parts = [part @ w for part in parts]
+        return sum(parts)[:, :4]
+
+    data, mesh = batch(), mesh_of(data=2)
+    texts = set()
+    for _ in range(3):
+        model = fully_shard((init, apply), min_weight_size=1, bucket_bytes=1)
+        state = start(model, data, mesh)
+        mapped = jax.shard_map(
+            data_parallel_train_step(model),
+            mesh=mesh,
+            in_specs=(state.specs, jax.P("data")),
+            out_specs=(state.specs, jax.P()),
+        )
+        texts.add(jax.jit(mapped).lower(state, data).as_text())
+    assert len(texts) == 1
+
+
 # ---- Memory --------------------------------------------------------------------------------------
 
 WIDE = 512
