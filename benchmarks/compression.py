@@ -9,6 +9,7 @@ time: how far one mean is off, and the loss after some steps from one start.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -107,7 +108,8 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     def off(compression: Any) -> float:
         """How far the mean of random gradients is from the exact one, over its norm."""
         optimizer = jaxcoll.optax.synchronize("data", compression, mesh=mesh)
-        specs = jaxcoll.optax.SynchronizeState(P("data"), ("data",))
+        state = optimizer.init(jnp.zeros(1 << 20))
+        specs = dataclasses.replace(state, error=P("data"))
 
         def compare(key: Any, state: Any) -> Any:
             key = jax.random.fold_in(key, jax.lax.axis_index("data"))
@@ -116,7 +118,6 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             right = jaxcoll.all_reduce(grads, "data", op="mean")
             return jnp.linalg.norm(mean - right) / jnp.linalg.norm(right)
 
-        state = optimizer.init(jnp.zeros(1 << 20))
         mapped = jax.shard_map(compare, mesh=mesh, in_specs=(P(), specs), out_specs=P())
         return float(jax.jit(mapped)(jax.random.key(1), state))
 

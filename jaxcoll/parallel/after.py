@@ -17,7 +17,7 @@ def after(tree: Any, marker: Any) -> Any:
 
     Args:
         tree: arrays; copied.
-        marker: an array of at least one value, of a type that has bits. Its values do not matter.
+        marker: at least one floating-point or complex number. Its values do not matter.
 
     Differentiable: no.
     """
@@ -35,8 +35,6 @@ def _abstract_eval(leaf: Any, marker: Any) -> Any:
 
 def _after(leaf: jax.Array, marker: jax.Array) -> jax.Array:
     first = lax.index_in_dim(marker.ravel(), 0, keepdims=False)
-    if first.dtype == jnp.bool_:
-        first = first.astype(jnp.int32)
     if jnp.issubdtype(first.dtype, jnp.complexfloating):
         first = first.real
     integer = jnp.dtype(f"uint{8 * first.dtype.itemsize}")

@@ -43,7 +43,7 @@ def draw(tree: Any, path: str | Path) -> None:
     """
     rows = _mesh_picture(tree) if isinstance(tree, Mesh) else _array_pictures(tree)
     high = max((y for _, y, *_ in rows), default=0) + _HIGH + _GAP
-    wide = max((x + w for x, _, w, *_ in rows), default=0) + _GAP
+    wide = max((x + max(w, 7 * len(text)) for x, _, w, *_, text in rows), default=0) + _GAP
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high:.0f}" '
         'font-family="sans-serif" font-size="12">',
@@ -95,7 +95,7 @@ def _of_arrays(tree: Any) -> str:
     head = ["", "shape", "dtype", "spec", "on a device", "bytes there"]
     rows, total = [], 0
     for path, leaf in _arrays(tree):
-        part = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape
+        part = leaf.sharding.shard_shape(leaf.shape)
         there = math.prod(part) * _itemsize(leaf.dtype)
         total += there
         spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else "one device"
@@ -107,7 +107,7 @@ def _of_arrays(tree: Any) -> str:
 
 def _arrays(tree: Any) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if hasattr(leaf, "sharding"):
+        if getattr(leaf, "sharding", None) is not None:
             yield leaf_name(path), leaf
 
 

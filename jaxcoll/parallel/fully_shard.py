@@ -36,7 +36,9 @@ def fully_shard(
     Stage 1 splits the optimizer's state, 2 the gradients too, 3 the parameters too, which are then
     whole only where the model computes with them: the model is traced and cut into pieces by the
     parameters that it reads, whatever it is written with. Those of a piece are gathered together
-    and dropped after it. Of layers in a scan one is whole at a time.
+    and dropped after it. Of layers in a scan one is whole at a time, where the scan goes over the
+    parameters themselves, by their first dimension. What stands under one `jax.checkpoint`,
+    `jax.custom_vjp` or `jax.lax.cond` is read as one: put them around layers, not around a model.
 
     Args:
         model: a Flax linen or NNX module, or a pair `(init, apply)`.
@@ -61,7 +63,8 @@ def fully_shard(
         `all_gather`, 3 S; stage 2 a `reduce_scatter` and an `all_gather`, 2 S; stage 3 two
         `all_gather` (one, where parameters stay) and a `reduce_scatter` for each micro-batch, 3 S.
         Memory of stage 3 for whole parameters and their gradients: those of a piece, and of as many
-        more as `prefetch` says.
+        more as `prefetch` says; of layers beside each other, where none waits for another, all
+        gradients may be there at once.
     Differentiable: it is what a step differentiates. Optimizers must update element by element;
         others are refused.
     Source: ZeRO, Rajbhandari et al. (2020); fully sharded data parallelism, Zhao et al. (2023), and
@@ -71,6 +74,8 @@ def fully_shard(
     pure = as_pure(call, model)
     if stage not in (1, 2, 3):
         raise ValueError(one_of(call, "stage", stage, ("1", "2", "3")))
+    if min_weight_size < 0:
+        raise ValueError(f"{call}: min_weight_size: expected 0 or more, got {min_weight_size}.")
     if prefetch < 0:
         raise ValueError(f"{call}: prefetch: expected 0 or more pieces, got {prefetch}.")
     if bucket_bytes < 1:

@@ -87,10 +87,10 @@ class _Scan:
         def step(carry: Any, slices: Any) -> Any:
             of_carry, sums = carry
             parts, kept, of_ys = slices
-            whole = {
-                self._at_x(i): self._stacked[self._at_x(i)].gather(part)
-                for i, part in parts.items()
-            }
+            whole = {}
+            if not self._keeps:
+                for i, part in parts.items():
+                    whole[self._at_x(i)] = self._stacked[self._at_x(i)].gather(part)
             pullback = self._restored(kept, whole, consts)
             of_values = iter(pullback([*of_carry, *of_ys]))
             of_operands: list[Any] = [next(of_values) if moves else None for moves in self._moves]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core
-from jax.extend.core.primitives import jit_p, scan_p
+from jax.extend.core.primitives import jit_p, remat_p, scan_p
 
 from jaxcoll import _compat
 
@@ -93,8 +93,9 @@ def scanned(jaxpr: Any) -> frozenset[int]:
     for equation in jaxpr.eqns:
         if equation.primitive is scan_p:
             over += equation.invars[_num_fixed(equation) :]
-        elif equation.primitive is jit_p:
-            over += (equation.invars[i] for i in scanned(equation.params["jaxpr"].jaxpr))
+        elif equation.primitive in (jit_p, remat_p):
+            inner = _compat.open_jaxpr(equation.params["jaxpr"])
+            over += (equation.invars[i] for i in scanned(inner))
     return frozenset(number[v] for v in _variables(over) if v in number)
 
 
@@ -206,7 +207,7 @@ class _Cutter:
                 continue
             stacked = self._stacked(equation)
             if stacked:
-                parts += [(equations, {}), ([equation], stacked)]
+                parts += [*([(equations, {})] if equations else []), ([equation], stacked)]
                 equations, parameters = [], frozenset()
                 continue
             if parameters and reads - parameters and self._are_many(reads | parameters):
@@ -235,7 +236,9 @@ class _Cutter:
             return {}
         first = _num_fixed(equation)
         layers = enumerate(equation.invars[first:], first)
-        numbers = {i: self._number[v] for i, v in layers if v in self._number}
+        # What all steps read whole as well is gathered before.
+        fixed = set(_variables(equation.invars[:first]))
+        numbers = {i: self._number[v] for i, v in layers if v in self._number and v not in fixed}
         return {i: number for i, number in numbers.items() if self._split[number]}
 
     def _are_many(self, parameters: frozenset[int]) -> bool:

@@ -146,14 +146,11 @@ class _Run:
     # ---- Forward ---------------------------------------------------------------------------------
 
     def forward(self) -> list[jax.Array]:
-        made: dict[Any, jax.Array] = {}
-        markers: list[Any] = []
+        markers: list[Any] = [None]  # the last value before each piece
         for piece in self._program.pieces:
-            reads = set(piece.reads)
-            markers.append(_last([value for v, value in made.items() if v in reads]))
             results = self._through(piece, self._gathered(piece, markers))
-            made.update(results)
             self._values.update(results)
+            markers.append(_last([markers[-1], *results.values()]))
         atoms = self._program.results
         return [a.val if isinstance(a, Literal) else self._values[a] for a in atoms]
 
@@ -185,20 +182,24 @@ class _Run:
         name, operands = self._program.results[0], self._program.operands
         if not isinstance(name, Literal):
             self._cotangents[name] = jnp.ones_like(loss)
-        markers: list[Any] = []
+        markers: list[Any] = [loss]
         for piece in reversed(self._program.pieces):
             pullback, whole = self._ways_back.pop()
             made = [v for v in piece.makes if self._is_differentiable(v)]
-            markers.append(_last([self._cotangents[v] for v in made if v in self._cotangents]))
             if whole is None:
                 whole = self._gathered(piece, markers)
             prepared, unprepare = jax.vjp(piece.prepare, *whole)
             of_prepared, of_moving = pullback(prepared, [self._cotangent(v) for v in made])
-            for i, gradient in zip(piece.parameters, unprepare(of_prepared), strict=True):
-                self._add(operands[i], self._parts.scatter(gradient, self._dim(i)))
+            grads = [
+                self._parts.scatter(gradient, self._dim(i))
+                for i, gradient in zip(piece.parameters, unprepare(of_prepared), strict=True)
+            ]
+            for i, grad in zip(piece.parameters, grads, strict=True):
+                self._add(operands[i], grad)
             moving = [v for v in piece.reads if self._is_differentiable(v)]
             for v, cotangent in zip(moving, of_moving, strict=True):
                 self._add(v, cotangent)
+            markers.append(_last([markers[-1], *grads, *of_moving]))
         return [self._cotangent(v) for v in operands]
 
     def _add(self, v: Any, cotangent: jax.Array) -> None:
@@ -210,11 +211,11 @@ class _Run:
         return jnp.zeros_like(self._values[v]) if known is None else known
 
 
-def _last(values: list[Any]) -> Any:
+def _last(values: Sequence[Any]) -> Any:
     """Returns the last value that has bits to look at, or None."""
     usable = (
         value
         for value in reversed(values)
-        if value.size and jnp.issubdtype(value.dtype, jnp.number)
+        if value is not None and value.size and jnp.issubdtype(value.dtype, jnp.inexact)
     )
     return next(usable, None)

@@ -32,10 +32,14 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
 
     Cost: what differs travels, device to device, one leaf after the other. Memory on a device: its
         parts in the old and in the new layout, and at most twice the whole of the largest leaf.
+        Where the zeros that `jaxcoll.fully_shard` stores change, all parameters that have some, and
+        their moments, are whole on each device for a while.
     """
     call = "reshard"
     if isinstance(state, TrainState) and isinstance(new_specs, TrainState):
-        stored = _stored_for(state.unpadded(), new_specs)
+        stored = (
+            state if _is_stored_as(state, new_specs) else _stored_for(state.unpadded(), new_specs)
+        )
         moved = reshard(_contents(stored), _contents(new_specs), mesh=mesh)
         how = {name: getattr(new_specs, name) for name in ("zero", "split", "axes", "kind")}
         return dataclasses.replace(state, **moved, **how)
@@ -62,6 +66,11 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
         state,
         shardings,
     )
+
+
+def _is_stored_as(state: TrainState, specs: TrainState) -> bool:
+    in_parts = [s.zero is not None and s.zero.stage == 3 for s in (state, specs)]
+    return state.split == specs.split and in_parts[0] == in_parts[1]
 
 
 def _stored_for(state: TrainState, specs: TrainState) -> TrainState:

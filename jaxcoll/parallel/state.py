@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxcoll import _compat
 from jaxcoll._sharding import check_divisible, leaf_name
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.batches import inputs_of
@@ -19,7 +20,7 @@ from jaxcoll.parallel.partitioned import is_partitioned
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.splits import Split, SplitDim, each
 from jaxcoll.parallel.stacked import stacked_params
-from jaxcoll.parallel.synchronize import SynchronizeState, synchronizes
+from jaxcoll.parallel.synchronize import SynchronizeState, check_synchronizers, synchronizers
 from jaxcoll.parallel.zero import Zero
 
 OfSplit = Callable[[jax.Array, SplitDim], jax.Array]
@@ -32,7 +33,7 @@ class TrainState:
 
     Attributes:
         step: how many steps were made, int32.
-        params: the parameters, plain arrays of global shape.
+        params: the parameters, plain arrays of global shape; see `unpadded`.
         opt_state: the optimizer's state.
         rng: a random key; each step and rank folds in its number.
         variables: what the model keeps beside its parameters, such as batch statistics.
@@ -63,13 +64,19 @@ class TrainState:
         """Returns the state with all parameters, and what belongs to them, as the model has them.
 
         Where `jaxcoll.fully_shard` splits a dimension that its ranks don't divide, what is stored
-        has zeros at its end. Here such parameters are not split; others are the same arrays.
+        has zeros at its end. Here such parameters are whole on every device; others are the same
+        arrays. Outside of `jax.shard_map`; in a job of several processes all of them call it.
 
         Example:
             >>> logits = model.apply({"params": state.unpadded().params}, inputs)
         """
         if not any(dim and dim.is_padded for dim in self.split):
             return self
+        if self.zero and self.zero.axis_name in _compat.bound_axes():
+            raise ValueError(
+                f"TrainState.unpadded: inside a map over {self.zero.axis_name!r} a rank has only "
+                "its part: call it outside of jax.shard_map."
+            )
         split = tuple(None if dim and dim.is_padded else dim for dim in self.split)
         return dataclasses.replace(map_split(self, _unpadded, _unpadded), split=split)
 
@@ -98,9 +105,11 @@ def map_split(state: TrainState, of_params: OfSplit, of_optimizer: OfSplit) -> T
 def _unpadded(leaf: jax.Array, dim: SplitDim) -> jax.Array:
     if not dim.is_padded or leaf.shape[dim.index : dim.index + 1] != (dim.stored,):
         return leaf
+    if isinstance(leaf, jax.core.Tracer):
+        return dim.unpadded(leaf)
     sharding = leaf.sharding
     if isinstance(sharding, NamedSharding):
-        spec = [*sharding.spec]
+        spec = [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
         spec[dim.index] = None
         sharding = NamedSharding(sharding.mesh, P(*spec))
     return jax.jit(dim.unpadded, out_shardings=sharding)(leaf)
@@ -210,7 +219,8 @@ def _specs(
     if jax.tree.map(jnp.shape, parts) != jax.tree.map(jnp.shape, params):
         check_elementwise(call, optimizer, params, parts)
     state = jax.eval_shape(lambda: make(split, axes))
-    if zero is not None and synchronizes(state.opt_state):
+    check_synchronizers(call, state.opt_state, bool(axes))
+    if zero is not None and synchronizers(state.opt_state):
         raise ValueError(
             f"{call}: optimizer: jaxcoll.optax.synchronize averages whole gradients, but the model "
             "of fully_shard has them summed in parts: leave one of the two out."

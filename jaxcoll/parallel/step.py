@@ -25,7 +25,7 @@ from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.splits import Split
 from jaxcoll.parallel.state import TrainState
-from jaxcoll.parallel.synchronize import synchronizes
+from jaxcoll.parallel.synchronize import check_axes, synchronizes
 from jaxcoll.parallel.zero import Zero
 
 Step = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
@@ -58,6 +58,11 @@ def build_step(
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"{call}: bucket_bytes: expected 1 or more, got {bucket_bytes}.")
     zero = model.zero
+    if zero is not None and bucket_bytes is not None:
+        raise ValueError(
+            f"{call}: bucket_bytes: the gradients of a model of fully_shard are summed as its own "
+            "bucket_bytes says: pass it there."
+        )
     if zero is not None and zero.axis_name not in axes:
         raise ValueError(
             f'{call}: axis_name: the model is sharded over "{zero.axis_name}", which must be one '
@@ -110,7 +115,8 @@ def build_step(
             grads, metrics, others = _accumulated(
                 call, results, state, copies, batch, rng, accumulate
             )
-        if zero is None and synchronizes(state.opt_state):
+        check_axes(call, state.opt_state, axes)
+        if synchronizes(state.opt_state):
             metrics = all_reduce(_local(metrics, axes), axes)
             # The mean that the optimizer takes is the sum, divided once.
             grads = jax.tree.map(lambda grad: grad * lax.axis_size(axes), grads)

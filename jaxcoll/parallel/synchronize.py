@@ -45,10 +45,12 @@ class SynchronizeState:
     Attributes:
         error: what int8 has lost so far, float32; every rank has its own part, split over `axes`.
         axes: the mapped axes; no leaf.
+        compression: what travels between hosts; no leaf.
     """
 
     error: jax.Array
     axes: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    compression: Compression | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def synchronize(
@@ -65,7 +67,8 @@ def synchronize(
 
     Compression is for what travels between hosts: the ranks of a host add their gradients in full
     precision, and each sends its share of the sum. Where all ranks are on one host it is off, and a
-    line of the log says so.
+    line of the log says so; so it is under `optax.MultiSteps`. Parameters must not be split over
+    other axes then.
 
     Args:
         axis_name: the mapped axis, or axes, over which the batch is split.
@@ -121,10 +124,11 @@ def synchronize(
         if compression == "int8" and num_hosts() > 1:
             size = share_size(_num_values(jax.tree.leaves(params)), count // num_hosts())
         if not all(axis in _compat.bound_axes() for axis in axes):
-            return SynchronizeState(jnp.zeros(size * count, jnp.float32), axes)
+            return SynchronizeState(jnp.zeros(size * count, jnp.float32), axes, compression)
         error = jnp.zeros(size, jnp.float32)
         typed = _compat.tracks_varying_axes()
-        return SynchronizeState(lax.pcast(error, axes, to="varying") if typed else error, axes)
+        error = lax.pcast(error, axes, to="varying") if typed else error
+        return SynchronizeState(error, axes, compression)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
@@ -142,11 +146,62 @@ def synchronize(
     return optax.GradientTransformation(init, update)
 
 
+def synchronizers(opt_state: Any) -> list[SynchronizeState]:
+    """Returns the states of all `synchronize` in an optimizer."""
+    nodes = jax.tree.leaves(opt_state, is_leaf=_is_state)
+    return [node for node in nodes if _is_state(node)]
+
+
 def synchronizes(opt_state: Any) -> bool:
-    """Tells whether the optimizer of a state averages gradients itself, each time."""
+    """Tells whether an optimizer averages gradients itself, each time: not under `MultiSteps`."""
     kinds = (SynchronizeState, optax.MultiStepsState)
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kinds))
-    return any(isinstance(node, SynchronizeState) for node in nodes)
+    return any(_is_state(node) for node in nodes)
+
+
+def check_synchronizers(call: str, opt_state: Any, is_split: bool) -> None:
+    """Raises ValueError where an optimizer could not average the gradients of a model.
+
+    Args:
+        call: the public function's name, for texts.
+        opt_state: of the optimizer.
+        is_split: whether the model's parameters are split over other axes.
+    """
+    found = synchronizers(opt_state)
+    compressed = [node for node in found if node.compression]
+    kinds = (optax.ApplyIfFiniteState, optax.ConditionallyTransformState)
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kinds)):
+        if isinstance(node, kinds) and synchronizers(node.inner_state):
+            raise ValueError(
+                f"{call}: optimizer: {_CALL} stands inside a transformation that leaves it out at "
+                f"times, {type(node).__name__}, and not at the same times on all ranks. Put it "
+                "outside: optax.chain(synchronize(...), ...)."
+            )
+    if compressed and is_split:
+        raise ValueError(
+            f"{call}: optimizer: {_CALL}: compression={compressed[0].compression!r} is for models "
+            "whose parameters are on every rank, and this one's are split: pass compression=None."
+        )
+    if compressed and not synchronizes(opt_state):
+        logger.warning(
+            "jaxcoll: %s: compression=%r is off under optax.MultiSteps, which adds whole sums: "
+            "use accumulate= of the step instead",
+            *(_CALL, compressed[0].compression),
+        )
+
+
+def check_axes(call: str, opt_state: Any, axes: tuple[str, ...]) -> None:
+    """Raises ValueError where an optimizer averages over other axes than a step sums over."""
+    for node in synchronizers(opt_state):
+        if {*node.axes} != {*axes}:
+            raise ValueError(
+                f"{call}: optimizer: {_CALL} averages over {node.axes}, but the batch is split "
+                f"over {axes}: give both the same axes."
+            )
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, SynchronizeState)
 
 
 def _varies(leaf: Any, axes: tuple[str, ...]) -> bool:

@@ -1,5 +1,6 @@
 """`jaxcoll.optax.synchronize`: the mean of gradients in an optimizer, compressed between hosts."""
 
+import dataclasses
 import logging
 import re
 from typing import Any
@@ -46,7 +47,7 @@ def averaged(
         mean, state = optimizer.update(jax.tree.map(lambda leaf: leaf[0], grads), state)
         return jax.tree.map(lambda leaf: leaf[None], mean), state
 
-    specs = SynchronizeState(jax.P("data"), state.axes)
+    specs: Any = dataclasses.replace(state, error=jax.P("data"))
     mapped = jax.jit(
         jax.shard_map(
             step,
@@ -154,11 +155,9 @@ def test_what_travels_between_hosts():
     optimizer = synchronize("data", "int8", mesh=mesh, hosts=2)
     params = {"w": jnp.zeros(64 * BLOCK, jnp.float32)}
     state = optimizer.init(params)
+    specs: Any = dataclasses.replace(state, error=jax.P("data"))
     mapped = jax.shard_map(
-        optimizer.update,
-        mesh=mesh,
-        in_specs=(jax.P("data"), SynchronizeState(jax.P("data"), ("data",))),
-        out_specs=(jax.P(), SynchronizeState(jax.P("data"), ("data",))),
+        optimizer.update, mesh=mesh, in_specs=(jax.P("data"), specs), out_specs=(jax.P(), specs)
     )
     grads = {"w": jnp.zeros((8 * 64 * BLOCK,), jnp.float32)}
     with jax.enable_x64(False):
@@ -253,6 +252,15 @@ def test_beside_tensor_parallelism():
 # ---- Texts ---------------------------------------------------------------------------------------
 
 
+def test_it_says_that_it_is_off_under_multi_steps(caplog: pytest.LogCaptureFixture):
+    mesh = mesh_of(data=4)
+    optimizer = OPTIMIZERS["MultiSteps"](compression="int8", mesh=mesh, hosts=2)
+    with caplog.at_level(logging.WARNING, logger="jaxcoll"):
+        start(PLAIN, batch(), mesh, optimizer)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "compression='int8' is off under optax.MultiSteps" in line
+
+
 def test_it_says_that_it_is_off(caplog: pytest.LogCaptureFixture):
     data, mesh = batch(), mesh_of(data=2)
     with caplog.at_level(logging.WARNING, logger="jaxcoll"):
@@ -271,6 +279,22 @@ def test_errors():
         synchronize("data", "int8", mesh=mesh, hosts=3).init({"w": jnp.ones(3)})
     with pytest.raises(ValueError, match=r"synchronize averages whole gradients.*leave one of"):
         start(fully_shard(PLAIN), data, mesh, optax.chain(synchronize(mesh=mesh), SGD))
+    several = optax.MultiSteps(optax.chain(synchronize(mesh=mesh), SGD), every_k_schedule=2)
+    with pytest.raises(ValueError, match=r"synchronize averages whole gradients.*leave one of"):
+        start(fully_shard(PLAIN), data, mesh, several)
+    at_times = optax.apply_if_finite(optax.chain(synchronize(mesh=mesh), SGD), 3)
+    with pytest.raises(ValueError, match=r"leaves it out at times, ApplyIfFiniteState.*outside"):
+        start(PLAIN, data, mesh, at_times)
+    both = mesh_of(data=2, tensor=2)
+    model = TPClassifier(num_classes=4, hidden=24, mesh=both)
+    halved = optax.chain(synchronize("data", "bf16", mesh=both, hosts=2), SGD)
+    with pytest.raises(ValueError, match=r"'bf16' is for models whose parameters are on every"):
+        start(model, data, both, halved)
+    state = start(PLAIN, data, mesh, optax.chain(synchronize(("data",), mesh=mesh), SGD))
+    other = mesh_of(replica=2, data=2)
+    step, axes = data_parallel_train_step(PLAIN, axis_name=tuple(other.shape)), ("replica", "data")
+    with pytest.raises(ValueError, match=r"averages over \('data',\), but the batch is split over"):
+        train(step, jax.device_get(state), data, other, jax.P(), axes)
     with pytest.raises(NameError, match=r"optax.synchronize"):
         synchronize("data").update({"w": jnp.ones(3)}, synchronize("data").init({}))
     with pytest.raises(TypeError, match=r"expected floating-point gradients, got int64"):
@@ -282,7 +306,7 @@ def test_errors():
     state = jax.tree.map(lambda leaf: leaf, state)
     replaced = start(PLAIN, data, mesh, optax.chain(small, SGD))
     wrong = jax.tree.map(
-        lambda node: SynchronizeState(jnp.zeros(4), node.axes) if is_state(node) else node,
+        lambda node: dataclasses.replace(node, error=jnp.zeros(4)) if is_state(node) else node,
         replaced,
         is_leaf=is_state,
     )

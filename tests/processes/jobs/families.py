@@ -96,7 +96,7 @@ def families() -> None:
         check(PLAIN, mesh, f"data parallel, {across} first", axes=both)
     for mesh in meshes("replica", "shard"):
         for stage in (1, 2, 3):
-            model = fully_shard(PLAIN, "shard", stage=stage, min_weight_size=16)
+            model = fully_shard(PLAIN, "shard", stage=stage, min_weight_size=16, bucket_bytes=1)
             check(
                 model,
                 mesh,
