@@ -357,8 +357,8 @@ def data_parallel_train_step(
         axis_name: the axis, or axes, over which the batch is split.
         accumulate: micro-batches whose gradients are added before they meet those of other devices.
         bucket_bytes: gradients are summed in calls of about so many bytes, the last parameters'
-            first, each as soon as the backward pass has them; in one call without, which was faster
-            wherever it was measured. Not with `jaxcoll.fully_shard`.
+            first, each as soon as the backward pass has them. Without, in one call, which on 2
+            cores takes 0.93 to 1.03 of the time. Not with `jaxcoll.fully_shard`.
 
     Returns:
         `train_step(state, batch) -> (state, metrics)`; metrics are means over all weights.
