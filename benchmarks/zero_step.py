@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import zero_report
 from environment import environment, machine
 
 # Processes, devices of each, axes; parts of a state are over "shard", copies of them over "data".
@@ -40,7 +41,7 @@ STRATEGIES = {
     "ZeRO-3": {"stage": 3},
     "ZeRO-3, kept": {"stage": 3, "reshard_after_forward": False},
 }
-WAYS = ("auto", "lax", "GSPMD")
+WAYS = tuple(zero_report.WAYS)
 
 
 def ours(model: Any, mesh: Any, tokens: Any, strategy: Any) -> Any:
@@ -176,27 +177,6 @@ def job(processes: int, devices: int, rounds: int, number: int) -> list[dict[str
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "| processes x devices | mesh | width x layers, tokens | strategy | ours, lax, GSPMD: ms "
-        "| tokens/s, ours | lax / ours | better of both / ours | MB on a device | losses |",
-        "|---|---|---|---|---|--:|--:|--:|---|---|",
-    ]
-    for row in rows:
-        width, _, layers, windows, length = row["model"]
-        mesh = ", ".join(f"{name} {size}" for name, size in row["axes"].items())
-        times = ", ".join(f"{row['ms'][way]:.1f}" for way in WAYS)
-        peaks = ", ".join(f"{row['peak bytes'][way] / 1e6:.1f}" for way in WAYS)
-        tokens = windows * length
-        lines.append(
-            f"| {row['processes']} x {row['devices']} | {mesh} | {width} x {layers}, {tokens} | "
-            f"{row['strategy']} | {times} | {tokens / row['ms']['auto'] * 1e3:,.0f} | "
-            f"{row['ratio']['lax']:.2f} | {row['ratio']['better']:.2f} | {peaks} | "
-            f"{'equal' if row['equal'] else 'DIFFERENT'} |"
-        )
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
@@ -220,27 +200,19 @@ def main() -> None:
         if processes in map(int, chosen.processes.split(","))
         for row in job(processes, devices, chosen.rounds, number)
     ]
-    command = "python " + " ".join(sys.argv)
-    lines = [
-        "# Data-parallel and fully sharded training steps",
-        "",
-        f"`{command}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax {of['jax']}, Python "
-        f"{of['python']}.",
-        "",
-        "`TransformerLM` in float32, AdamW. Medians of the time of a step; ratios are medians of "
-        f"those of {chosen.rounds} rounds, above 1 ours is faster: the same step on lax, and the "
-        "better of that and of `jax.jit` on arrays with the same shardings (GSPMD). *MB on a "
-        "device*: state, batch and temporary values, as the compiler says. *kept*: "
-        "`reshard_after_forward=False`. The loss after all steps is compared, to 0.002.",
-        "",
-        *table(rows),
-    ]
+    result = {
+        "command": "python " + " ".join(sys.argv),
+        "environment": of,
+        "rounds": chosen.rounds,
+        "rows": rows,
+    }
     chosen.out.mkdir(parents=True, exist_ok=True)
-    name = f"zero_{machine(of)}"
-    result = {"command": command, "environment": of, "rows": rows}
-    (chosen.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (chosen.out / f"{name}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    stem = chosen.out / f"zero_{machine(of)}"
+    Path(f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
+    text = zero_report.markdown(result)
+    Path(f"{stem}.md").write_text(text)
+    zero_report.draw(result, Path(f"{stem}.png"))
+    print(text)
     if not all(row["equal"] for row in rows):
         sys.exit("losses differ")
 

@@ -1,0 +1,85 @@
+"""The table and the picture of `zero_step.py`."""
+
+from pathlib import Path
+from typing import Any
+
+# Way -> what it is called, and its color.
+WAYS = {"auto": ("jaxcoll", "#1b7837"), "lax": ("lax", "#bbbbbb"), "GSPMD": ("GSPMD", "#7b7b9d")}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Returns the page of results."""
+    of = result["environment"]
+    lines = [
+        "# Data-parallel and fully sharded training steps",
+        "",
+        f"`{result['command']}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax "
+        f"{of['jax']}, Python {of['python']}.",
+        "",
+        "`TransformerLM` in float32, AdamW. Medians of the time of a step; ratios are medians of "
+        f"those of {result['rounds']} rounds, above 1 ours is faster: the same step on lax, and "
+        "the better of that and of `jax.jit` on arrays with the same shardings (GSPMD). *MB on a "
+        "device*: state, batch and temporary values, as the compiler says. *kept*: "
+        "`reshard_after_forward=False`. The loss after all steps is compared, to 0.002.",
+        "",
+        "| processes x devices | mesh | width x layers, tokens | strategy | ours, lax, GSPMD: ms "
+        "| tokens/s, ours | lax / ours | better of both / ours | MB on a device | losses |",
+        "|---|---|---|---|---|--:|--:|--:|---|---|",
+    ]
+    for row in result["rows"]:
+        times = ", ".join(f"{row['ms'][way]:.1f}" for way in WAYS)
+        peaks = ", ".join(f"{row['peak bytes'][way] / 1e6:.1f}" for way in WAYS)
+        lines.append(
+            f"| {row['processes']} x {row['devices']} | {_mesh(row)} | {_model(row)} | "
+            f"{row['strategy']} | {times} | {_rate(row, 'auto'):,.0f} | "
+            f"{row['ratio']['lax']:.2f} | {row['ratio']['better']:.2f} | {peaks} | "
+            f"{'equal' if row['equal'] else 'DIFFERENT'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _mesh(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in row["axes"].items())
+
+
+def _tokens(row: dict[str, Any]) -> int:
+    return row["model"][3] * row["model"][4]
+
+
+def _model(row: dict[str, Any]) -> str:
+    return f"{row['model'][0]} x {row['model'][2]}, {_tokens(row)}"
+
+
+def _rate(row: dict[str, Any], way: str) -> float:
+    return _tokens(row) / row["ms"][way] * 1e3
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draws tokens per second: a panel for each layout and model."""
+    from matplotlib.figure import Figure
+
+    def panel_of(row: dict[str, Any]) -> str:
+        return f"{row['processes']} x {row['devices']} ({_mesh(row)}), {_model(row)} tokens"
+
+    rows = result["rows"]
+    panels = list(dict.fromkeys(map(panel_of, rows)))
+    figure = Figure(figsize=(11, 0.5 + 2.1 * len(panels)), layout="constrained")
+    for axes, title in zip(
+        figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
+    ):
+        shown = [row for row in rows if panel_of(row) == title]
+        for i, (way, (name, color)) in enumerate(WAYS.items()):
+            places = [j + 0.27 * (i - 1) for j in range(len(shown))]
+            axes.bar(places, [_rate(row, way) for row in shown], 0.25, label=name, color=color)
+        axes.set_xticks(range(len(shown)), [row["strategy"] for row in shown], fontsize=8)
+        axes.set_ylabel("tokens/s", fontsize=8)
+        axes.tick_params(axis="y", labelsize=8)
+        axes.margins(y=0.25)  # for the legend
+        axes.set_title(title, fontsize=9)
+    figure.axes[0].legend(fontsize=8, ncols=3)
+    of = result["environment"]
+    figure.suptitle(
+        f"Training steps of processes x devices; {of['cores']} cores of {of['cpu']}, {of['date']}",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=110)
