@@ -44,7 +44,11 @@ def run(name: str, folder: pathlib.Path) -> tuple[int, str]:
 
 
 # Those that train: without the extension they always run, below, and every layer has its tests.
-DIGITS = [pytest.param(n, marks=pytest.mark.full) if "_digits_" in n else n for n in NUMBERED]
+TRAINS = ("_digits_", "_larger_")
+DIGITS = [
+    pytest.param(name, marks=pytest.mark.full) if any(t in name for t in TRAINS) else name
+    for name in NUMBERED
+]
 
 
 @pytest.mark.skipif(native_missing() is not None, reason="the list shows the native path")

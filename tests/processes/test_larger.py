@@ -11,7 +11,7 @@ from processes.run_job import ROOT, job_environment
 SCRIPT = ROOT / "examples" / "15_larger_than_one_process.py"
 
 pytestmark = [
-    pytest.mark.full,
+    pytest.mark.long,
     pytest.mark.skipif(
         native_missing() is not None, reason="the same bits on any layout are the native path's"
     ),
