@@ -347,9 +347,18 @@ def test_memory_for_two_layers_or_all():
 @pytest.mark.parametrize(("reshard", "expected"), [(True, 2 * 4 - 1), (False, 4)])
 def test_gathers_and_scatters(reshard: bool, expected: int):
     """Of four layers: one each, again but for the last one; and no full gradient is summed."""
-    mesh = mesh_of(data=4)
-    data = (np.zeros((8, WIDE)), np.zeros(8, np.int32))
     model = fully_shard(Unrolled(4), bucket_bytes=1, reshard_after_forward=reshard)
+    jaxpr = step_of(model)
+    assert len(equations(jaxpr, "all_gather")) == expected
+    assert len(equations(jaxpr, "reduce_scatter")) == 4
+    sums = equations(jaxpr, "all_reduce", "psum", "psum_invariant")
+    assert sums
+    assert all(WIDE not in v.aval.shape for equation in sums for v in equation.outvars)
+
+
+def step_of(model: Any) -> Any:
+    """Returns the jaxpr of a step on four ranks."""
+    data, mesh = (np.zeros((8, WIDE)), np.zeros(8, np.int32)), mesh_of(data=4)
     state = create_train_state(model, optax.sgd(0.1), jax.random.key(0), data, mesh)
     mapped = jax.shard_map(
         data_parallel_train_step(model),
@@ -357,12 +366,7 @@ def test_gathers_and_scatters(reshard: bool, expected: int):
         in_specs=(state.specs, jax.P("data")),
         out_specs=(state.specs, jax.P()),
     )
-    jaxpr = jax.make_jaxpr(mapped)(state, data).jaxpr
-    assert len(equations(jaxpr, "all_gather")) == expected
-    assert len(equations(jaxpr, "reduce_scatter")) == 4
-    sums = equations(jaxpr, "all_reduce", "psum", "psum_invariant")
-    assert sums
-    assert all(WIDE not in v.aval.shape for equation in sums for v in equation.outvars)
+    return jax.make_jaxpr(mapped)(state, data).jaxpr
 
 
 def equations(jaxpr: Any, *names: str) -> list[Any]:
@@ -379,16 +383,7 @@ def equations(jaxpr: Any, *names: str) -> list[Any]:
 
 @pytest.mark.parametrize(("reshard", "expected"), [(True, 2), (False, 1)])
 def test_gathers_of_a_scan(reshard: bool, expected: int):
-    mesh = mesh_of(data=4)
-    data = (np.zeros((8, WIDE)), np.zeros(8, np.int32))
     model = fully_shard(Scanned(4), reshard_after_forward=reshard)
-    state = create_train_state(model, optax.sgd(0.1), jax.random.key(0), data, mesh)
-    mapped = jax.shard_map(
-        data_parallel_train_step(model),
-        mesh=mesh,
-        in_specs=(state.specs, jax.P("data")),
-        out_specs=(state.specs, jax.P()),
-    )
-    jaxpr = jax.make_jaxpr(mapped)(state, data).jaxpr
+    jaxpr = step_of(model)
     assert len(equations(jaxpr, "all_gather")) == expected
     assert len(equations(jaxpr, "reduce_scatter")) == 1
