@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from jaxcoll.nn.norms import TPLayerNorm as TPLayerNorm
     from jaxcoll.nn.norms import TPRMSNorm as TPRMSNorm
     from jaxcoll.nn.sharded_linear import ShardedLinear as ShardedLinear
+    from jaxcoll.nn.stacked import stacked_layers as stacked_layers
     from jaxcoll.parallel.clipping import clip_by_global_norm as clip_by_global_norm
     from jaxcoll.parallel.clipping import global_norm as global_norm
     from jaxcoll.parallel.data import DataParallel as DataParallel
@@ -67,12 +68,17 @@ if TYPE_CHECKING:
     from jaxcoll.parallel.layouts import import_tp_dense as import_tp_dense
     from jaxcoll.parallel.metrics import DistributedMetrics as DistributedMetrics
     from jaxcoll.parallel.partitioned import with_partitioning as with_partitioning
+    from jaxcoll.parallel.pipeline import pipeline as pipeline
     from jaxcoll.parallel.pipeline import (
         pipeline_parallel_train_step as pipeline_parallel_train_step,
     )
+    from jaxcoll.parallel.pipelined import pipelined as pipelined
     from jaxcoll.parallel.placement import DevicePlacement as DevicePlacement
+    from jaxcoll.parallel.plan import ParallelPlan as ParallelPlan
     from jaxcoll.parallel.precision import MixedPrecisionPolicy as MixedPrecisionPolicy
     from jaxcoll.parallel.reshard import reshard as reshard
+    from jaxcoll.parallel.schedules import PipelineSchedule as PipelineSchedule
+    from jaxcoll.parallel.stages import partition_layers as partition_layers
     from jaxcoll.parallel.state import TrainState as TrainState
     from jaxcoll.parallel.state import create_train_state as create_train_state
     from jaxcoll.parallel.step import data_parallel_train_step as data_parallel_train_step
@@ -88,6 +94,8 @@ _HOMES = {
     "Info": "jaxcoll._info",
     "MixedPrecisionPolicy": "jaxcoll.parallel.precision",
     "NativeUnavailableError": "jaxcoll._errors",
+    "ParallelPlan": "jaxcoll.parallel.plan",
+    "PipelineSchedule": "jaxcoll.parallel.schedules",
     "Report": "jaxcoll._explain",
     "RowParallelDense": "jaxcoll.nn.dense",
     "ShardedLinear": "jaxcoll.nn.sharded_linear",
@@ -125,7 +133,10 @@ _HOMES = {
     "initialize": "jaxcoll._initialize",
     "make_mesh": "jaxcoll.mesh",
     "matmul_reduce_scatter": "jaxcoll.collectives.matmul_reduce_scatter",
+    "partition_layers": "jaxcoll.parallel.stages",
+    "pipeline": "jaxcoll.parallel.pipeline",
     "pipeline_parallel_train_step": "jaxcoll.parallel.pipeline",
+    "pipelined": "jaxcoll.parallel.pipelined",
     "ppermute": "jaxcoll.collectives.ppermute",
     "reduce_scatter": "jaxcoll.collectives.reduce_scatter",
     "reset": "jaxcoll._engine",
@@ -133,6 +144,7 @@ _HOMES = {
     "shard_module_params": "jaxcoll.parallel.fsdp",
     "shard_params": "jaxcoll.parallel.fsdp",
     "simulate_cpu_devices": "jaxcoll._processes",
+    "stacked_layers": "jaxcoll.nn.stacked",
     "sync_gradients": "jaxcoll.parallel.fsdp",
     "using": "jaxcoll._config",
     "vocab_parallel_cross_entropy": "jaxcoll.nn.cross_entropy",

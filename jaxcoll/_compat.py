@@ -250,10 +250,13 @@ def remembered_functions(ctx: mlir.LoweringRuleContext) -> dict[Any, Any]:
 _COMMUNICATING = {
     "all_gather": "all_gather",
     "all_gather_invariant": "all_gather",
+    "all_gather_matmul": "all_gather_matmul",
     "all_gather_reduced": "all_gather",
     "all_reduce": "all_reduce",
     "all_to_all": "all_to_all",
     "broadcast_from_root": "broadcast",
+    "compressed_mean": "compressed_mean",
+    "matmul_reduce_scatter": "matmul_reduce_scatter",
     "pbroadcast": "pbroadcast",
     "pbroadcast_dynamic": "pbroadcast",
     "pmax": "pmax",

@@ -21,7 +21,7 @@ def _warn_about(ctx: Any, what: str, predicate: Any, bodies: Sequence[Any]) -> N
     if not varying:
         return
     for body in bodies:
-        for equation, axes in _collectives(_compat.open_jaxpr(body)):
+        for equation, axes in collectives(_compat.open_jaxpr(body)):
             if shared := [axis for axis in axes if axis in varying]:
                 warn(
                     f"{_compat.op_name(equation)} over {listed(axes)}, called at "
@@ -33,7 +33,7 @@ def _warn_about(ctx: Any, what: str, predicate: Any, bodies: Sequence[Any]) -> N
                 )
 
 
-def _collectives(jaxpr: Any) -> Iterator[tuple[Any, list[str]]]:
+def collectives(jaxpr: Any) -> Iterator[tuple[Any, list[str]]]:
     """Yields all equations that communicate, those of inner programs too, with their axes."""
     for equation in jaxpr.eqns:
         if _compat.communicates(equation):
@@ -41,7 +41,7 @@ def _collectives(jaxpr: Any) -> Iterator[tuple[Any, list[str]]]:
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 if (inner := _compat.open_jaxpr(inner)) is not None:
-                    yield from _collectives(inner)
+                    yield from collectives(inner)
 
 
 def _watch(primitive: Primitive, rule: Any) -> None:

@@ -14,10 +14,7 @@ WITHOUT_FLAX = {
     *("CollectiveError", "DeviceMeshManager", "DevicePlacement", "Info", "NativeUnavailableError"),
     *("Report", "accelerate_lax", "all_gather", "all_gather_matmul", "all_reduce", "all_to_all"),
     *("broadcast", "config", "explain", "info", "initialize", "make_mesh", "models", "nnx"),
-    "MixedPrecisionPolicy",
-    "describe",
-    "draw",
-    "optax",
+    *("MixedPrecisionPolicy", "PipelineSchedule", "describe", "draw", "optax", "partition_layers"),
     *("matmul_reduce_scatter", "ppermute", "reduce_scatter", "reset", "simulate_cpu_devices"),
     *("clip_by_global_norm", "global_norm", "using", "vocab_parallel_cross_entropy"),
 }

@@ -6,6 +6,7 @@ checkpoint, with no split and merge around each of them.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +19,8 @@ from jaxcoll.nn.dropout import TPDropout
 from jaxcoll.nn.embed import VocabParallelEmbed
 from jaxcoll.nn.mlp import TPMLP
 from jaxcoll.nn.norms import TPRMSNorm
+from jaxcoll.nn.stacked import stacked_layers
+from jaxcoll.parallel.pipeline import sequential
 
 _INIT_STDDEV = 0.02  # GPT-2's; small enough for the tied output layer to start near uniform.
 
@@ -98,7 +101,8 @@ class TransformerLM(nn.Module):
     With an `axis_name` its layers are split over the p ranks of a mesh axis: inside a map over the
     axis they take whole tokens and return this rank's part of the logits, for
     `jaxcoll.vocab_parallel_cross_entropy`; on global arrays they map themselves over `mesh`. The
-    parameters are the same either way.
+    parameters are the same either way. Those of the blocks are stacked, `(num_layers, ...)`, so
+    that `jaxcoll.pipelined` can spread them over the stages of a pipeline.
 
     Attributes:
         vocab_size: Number of token ids; 256 for bytes.
@@ -136,11 +140,18 @@ class TransformerLM(nn.Module):
     param_dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, *, deterministic: bool = True) -> jax.Array:
+    def __call__(
+        self,
+        tokens: jax.Array,
+        pipeline: Callable[..., jax.Array] = sequential,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
         """Return the logits of each position's next token.
 
         Args:
             tokens: Shape `(B, T)`, integers in `[0, vocab_size)`.
+            pipeline: What runs the blocks, see `jaxcoll.pipelined`; one after the other if none.
             deterministic: Whether nothing is dropped; else a key for `"dropout"` is needed.
 
         Returns:
@@ -171,8 +182,8 @@ class TransformerLM(nn.Module):
             **options,
         )
         x = embed(tokens)
-        for layer in range(self.num_layers):
-            x = Block(
+        if self.num_layers:
+            block = Block(
                 self.num_heads,
                 self.num_kv_heads or self.num_heads,
                 self.mlp_ratio,
@@ -181,8 +192,14 @@ class TransformerLM(nn.Module):
                 # at one branch's, as GPT-2 does.
                 _INIT_STDDEV / (2 * self.num_layers) ** 0.5,
                 options,
-                name=f"block_{layer}",
-            )(x, deterministic=deterministic)
+                parent=None,
+            )
+            is_dropping = self.dropout > 0 and not deterministic
+            layer, stacked = stacked_layers(
+                self, "blocks", block, self.num_layers, x, deterministic=not is_dropping
+            )
+            keys = [self.make_rng("dropout")] if is_dropping else []
+            x = pipeline(layer, stacked, x, *keys)
         norm = TPRMSNorm(
             axis_name=_split_axis(options), param_dtype=self.param_dtype, name="final_norm"
         )

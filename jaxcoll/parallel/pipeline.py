@@ -1,124 +1,131 @@
-"""Pipeline parallelism: layers on the ranks of an axis, micro-batches passing through them.
+"""Pipeline parallelism: layers on the ranks of an axis, micro-batches passing through them."""
 
-Source: GPipe, Huang et al. (2019): all micro-batches forward, then all backward, by
-differentiation of the forward loop.
-"""
-
-import dataclasses
-import functools as ft
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcoll import _compat
-from jaxcoll._errors import one_of
 from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.collectives.ppermute import ppermute
 from jaxcoll.parallel.batches import LossFn
-from jaxcoll.parallel.pure_model import as_pure
+from jaxcoll.parallel.gated import typed_like
+from jaxcoll.parallel.pipeline_cut import run_layers
+from jaxcoll.parallel.pipelined import with_pipe
+from jaxcoll.parallel.schedules import Kind
+from jaxcoll.parallel.stages import Layers, sizes_for
 from jaxcoll.parallel.step import Step, build_step, varying
 
-Layer = Callable[[Any, jax.Array], jax.Array]
+Layer = Callable[..., Any]
 
 
-def sequential(layer: Layer, stacked: Any, x: jax.Array) -> jax.Array:
+def sequential(layer: Layer, stacked: Any, x: Any, rng: jax.Array | None = None) -> Any:
     """Returns x after all layers, one after the other: what a pipeline computes, on one device."""
-    return lax.scan(lambda x, params: (layer(params, x), None), x, stacked)[0]
+    return run_layers("sequential", layer, stacked, None, x, rng)
 
 
-def gpipe(
-    layer: Layer, stacked: Any, x: jax.Array, *, axis_name: str, num_micro_batches: int
-) -> jax.Array:
-    """Returns x after all layers, which are spread over the ranks of an axis.
+def pipeline(
+    layer: Layer,
+    stacked: Any,
+    x: Any,
+    rng: jax.Array | None = None,
+    *,
+    axis_name: str = "pipe",
+    num_micro_batches: int = 4,
+) -> Any:
+    """Returns x after all layers, which are spread over the ranks of an axis (GPipe).
 
     With p ranks and m micro-batches, p + m - 1 ticks: at each, every rank sends a micro-batch
-    through its layers and passes it on. Ranks that have none yet, or none any more, compute on one
-    that is not theirs, whose result nobody uses: a fraction (p - 1) / (m + p - 1) of the time.
+    through its layers and passes it on. For code of your own; `jaxcoll.pipelined` trains models,
+    in other schedules and less memory.
 
     Args:
-        layer: `(params, x) -> x`, of one layer; keeps shape and dtype.
-        stacked: the parameters of this rank's layers, a first dimension counting them. Layers that
-            p does not divide are given whole, the same on every rank, and each takes its share.
-        x: `(batch, ...)`, the same on all ranks of the axis.
+        layer: `(params, x) -> x`, of one layer; keeps structure, shapes and dtypes.
+        stacked: a tree of this rank's layers, a first dimension counting them, typed as varying
+            over the axis; or of all layers, the same on every rank, which each takes its share of.
+        x: a tree of arrays `(batch, ...)`, the same on all ranks of the axis.
+        rng: a key; layers are then called as `layer(params, x, key)`, with one for each layer and
+            micro-batch.
         axis_name: a mapped axis.
         num_micro_batches: m, which must divide the batch.
 
     Returns:
         The result, the same on all ranks.
+
+    Raises:
+        ValueError: a batch that m does not divide, fewer layers than ranks, or a layer that returns
+            something else than it takes.
+
+    Cost: a fraction (p - 1) / (m + p - 1) of the time is a bubble. All that the layers keep for
+        the way back is kept for all micro-batches, unless the layer is under `jax.checkpoint`.
+    Differentiable: yes.
+    Source: GPipe, Huang et al. (2019).
     """
-    check_mapped("gpipe", [axis_name], x)
+    call = "pipeline"
+    check_mapped(call, [axis_name], x)
     size, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    if x.shape[0] % num_micro_batches:
-        raise ValueError(
-            f"gpipe: num_micro_batches: {x.shape[0]} examples on each device can't be split into "
-            f"{num_micro_batches} micro-batches."
-        )
-    run_stage = _stage(layer, stacked, size, rank, axis_name)
-    micro = x.reshape(num_micro_batches, -1, *x.shape[1:])
-    micro = varying(micro, axis_name)
+    count = num_micro_batches
+    for leaf in jax.tree.leaves(x):
+        if leaf.shape[0] % count:
+            raise ValueError(
+                f"{call}: num_micro_batches: {leaf.shape[0]} examples on each device can't be "
+                f"split into {count} micro-batches."
+            )
+    run_stage = _stage(call, layer, stacked, axis_name)
+    micro = jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), x)
     to_next = [(i, i + 1) for i in range(size - 1)]
 
-    def tick(received: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def tick(received: Any, t: jax.Array) -> tuple[Any, Any]:
+        number = jnp.clip(t - rank, 0, count - 1)
         # Real data in the bubble, too: zeros could make infinite derivatives, and those NaNs.
-        fresh = micro[jnp.minimum(t, num_micro_batches - 1)]
-        y = run_stage(jnp.where(rank == 0, fresh, received))
+        fresh = jax.tree.map(lambda leaf: leaf[jnp.minimum(t, count - 1)], micro)
+        y = run_stage(
+            jax.tree.map(lambda new, old: jnp.where(rank == 0, new, old), fresh, received),
+            None if rng is None else jax.random.fold_in(rng, number),
+        )
         return (ppermute(y, axis_name, to_next) if size > 1 else y), y
 
-    start = _typed_like_result(micro[0], run_stage)
-    _, ys = lax.scan(tick, start, jnp.arange(num_micro_batches + size - 1))
-    results = ys[size - 1 :].reshape(x.shape)
-    of_last = jnp.where(rank == size - 1, results, jnp.zeros_like(results))
-    return all_reduce(of_last, axis_name)
+    start = jax.tree.map(lambda leaf: varying(leaf[0], axis_name), micro)
+    # Typed as what comes out of a stage, which may vary over more axes.
+    start = jax.tree.map(typed_like, start, jax.eval_shape(run_stage, start, rng))
+    _, ys = lax.scan(tick, start, jnp.arange(count + size - 1))
+
+    def of_last(y: jax.Array, leaf: jax.Array) -> jax.Array:
+        y = y[size - 1 :].reshape(leaf.shape)
+        return jnp.where(rank == size - 1, y, jnp.zeros_like(y))
+
+    return all_reduce(jax.tree.map(of_last, ys, x), axis_name)
 
 
-def _typed_like_result(x: jax.Array, run_stage: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Returns x typed as varying over the axes over which a stage's result varies."""
-    if not _compat.tracks_varying_axes():
-        return x
-    wanted = _compat.varying_axes(jax.eval_shape(run_stage, x))
-    missing = tuple(axis for axis in wanted if axis not in _compat.varying_axes(jax.typeof(x)))
-    return lax.pcast(x, missing, to="varying") if missing else x
-
-
-def _stage(
-    layer: Layer, stacked: Any, size: int, rank: jax.Array, axis_name: str
-) -> Callable[[jax.Array], jax.Array]:
-    (count,) = {leaf.shape[0] for leaf in jax.tree.leaves(stacked)}
-    is_split = not _compat.tracks_varying_axes() or all(
-        axis_name in _compat.varying_axes(jax.typeof(leaf)) for leaf in jax.tree.leaves(stacked)
-    )
-    if is_split or size == 1:
-        return ft.partial(sequential, layer, stacked)
-    # The first ranks have one layer more: rank r those from first on, `mine` of them.
-    most = -(-count // size)
-    extra = count % size
-    mine = count // size + (rank < extra)
-    first = rank * (count // size) + jnp.minimum(rank, extra)
-
-    def run(x: jax.Array) -> jax.Array:
-        def one(x: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
-            at = jnp.minimum(first + i, count - 1)
-            params = jax.tree.map(
-                lambda leaf: lax.dynamic_index_in_dim(leaf, at, keepdims=False), stacked
-            )
-            return jnp.where(i < mine, layer(params, x), x), None
-
-        return lax.scan(one, varying(x, axis_name), jnp.arange(most))[0]
-
-    return run
+def _stage(call: str, layer: Layer, stacked: Any, axis_name: str) -> Callable[[Any, Any], Any]:
+    """Returns a rank's layers as a function `(x, key) -> x`."""
+    size, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    leaves = jax.tree.leaves(stacked)
+    (count,) = {leaf.shape[0] for leaf in leaves}
+    is_split = size == 1 or all(axis_name in _compat.varying_axes(jax.typeof(x)) for x in leaves)
+    if not is_split and not _compat.tracks_varying_axes():
+        raise ValueError(
+            f"{call}: stacked: whether a rank has its own layers or all of them can't be known "
+            "without typed axes (jax.shard_map with check_vma=True, its default)."
+        )
+    if is_split:
+        numbers = rank * count + jnp.arange(count)
+        return lambda x, rng: run_layers(call, layer, stacked, numbers, x, rng)
+    layers = Layers(sizes_for(call, count, size, None), size)
+    mine = jax.tree.map(lambda leaf: layers.part(varying(leaf, axis_name), rank), stacked)
+    numbers = layers.numbers(rank)[0]
+    lack = min(layers.sizes) < layers.width
+    return lambda x, rng: run_layers(call, layer, mine, numbers, x, rng, some_lack=lack)
 
 
 def pipeline_parallel_train_step(
     model: Any,
     num_micro_batches: int = 4,
     *,
-    schedule: Literal["gpipe"] = "gpipe",
+    schedule: Kind = "gpipe",
     axis_name: str = "pipe",
     data_axis: str | Sequence[str] = "data",
     loss_fn: LossFn | None = None,
@@ -127,13 +134,14 @@ def pipeline_parallel_train_step(
 
     Put it under `jax.shard_map` over a mesh with both axes, with
     `in_specs=(state.specs, P(data_axis))` and `out_specs=(state.specs, P())`, where `state` comes
-    from `create_train_state(..., mesh=mesh)`.
+    from `create_train_state(model, ..., mesh=mesh)`: the layers are spread as the model itself says
+    (`jaxcoll.with_partitioning`), or whole on each rank, which runs its share of them. With
+    `jaxcoll.pipelined`, which see, any number of layers is spread, and `"interleaved"` too.
 
     Args:
-        model: a linen module whose `__call__` takes `pipeline=`, a function
-            `(layer, stacked_params, x) -> x` that runs its layers, such as `PPClassifier`.
+        model: one whose `__call__` takes `pipeline=`, such as `PPClassifier`.
         num_micro_batches: which the batch of a device must divide into.
-        schedule: `"gpipe"`.
+        schedule: see `jaxcoll.PipelineSchedule`.
         axis_name: the axis over which layers are spread.
         data_axis: the axis, or axes, over which the batch is split; `()` on a mesh without one.
         loss_fn: see `data_parallel_train_step`.
@@ -146,24 +154,10 @@ def pipeline_parallel_train_step(
         ValueError: an unknown schedule, or a batch that does not divide.
     """
     call = "pipeline_parallel_train_step"
-    if schedule != "gpipe":
-        raise ValueError(one_of(call, "schedule", schedule, ("gpipe",)))
-    if num_micro_batches < 1:
-        raise ValueError(
-            f"{call}: num_micro_batches: expected at least 1, got {num_micro_batches}."
-        )
-    pure = as_pure(call, model)
-    takes = inspect.signature(type(model).__call__).parameters
-    if not isinstance(model, nn.Module) or "pipeline" not in takes:
-        raise TypeError(
-            f"{call}: model: expected a linen module whose __call__ takes pipeline=, such as "
-            f"jaxcoll.models.PPClassifier, got {type(model).__name__}."
-        )
     if axis_name == data_axis or axis_name in tuple(data_axis):
         raise ValueError(
             f'{call}: data_axis: "{axis_name}" is the pipeline\'s axis, whose ranks see the same '
             "examples. On a mesh without another one, pass data_axis=()."
         )
-    pipeline = ft.partial(gpipe, axis_name=axis_name, num_micro_batches=num_micro_batches)
-    piped = dataclasses.replace(pure, apply=ft.partial(pure.apply, pipeline=pipeline))
+    piped = with_pipe(call, model, num_micro_batches, schedule, axis_name)
     return build_step(call, piped, loss_fn, data_axis)

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxcoll.parallel.partitioned import Partitioned
+from jaxcoll.parallel.pipe import Pipe
 from jaxcoll.parallel.zero import Zero
 
 
@@ -23,12 +24,16 @@ class PureModel:
         apply: `(variables, inputs, rng) -> (outputs, others)`, the others as they are afterwards.
         kind: what it was made of, for texts.
         zero: what of its state is split over the data-parallel ranks; see `jaxcoll.fully_shard`.
+        takes_pipeline: whether `apply` takes `pipeline=`.
+        pipe: how its layers are spread over the ranks of a pipeline; see `jaxcoll.pipelined`.
     """
 
     init: Callable[[jax.Array, Any], dict[str, Any]]
     apply: Callable[..., tuple[Any, dict[str, Any]]]
     kind: str = "pair (init, apply)"
     zero: Zero | None = None
+    takes_pipeline: bool = False
+    pipe: Pipe | None = None
 
 
 def as_pure(call: str, model: Any) -> PureModel:
@@ -47,7 +52,11 @@ def as_pure(call: str, model: Any) -> PureModel:
         init, apply = model
         return PureModel(
             lambda rng, inputs: {"params": init(rng, inputs)},
-            lambda variables, inputs, rng: (apply(variables["params"], inputs), {}),
+            lambda variables, inputs, rng, **more: (
+                apply(variables["params"], inputs, **more),
+                {},
+            ),
+            takes_pipeline=_takes_pipeline(apply),
         )
     raise TypeError(
         f"{call}: model: expected a Flax linen or NNX module, or a pair of functions (init, "
@@ -72,7 +81,12 @@ def _of_linen(model: nn.Module) -> PureModel:
         )
         return outputs, dict(others)
 
-    return PureModel(init, apply, f"linen {type(model).__name__}")
+    kind = f"linen {type(model).__name__}"
+    return PureModel(init, apply, kind, takes_pipeline=_takes_pipeline(type(model).__call__))
+
+
+def _takes_pipeline(call: Callable[..., Any]) -> bool:
+    return "pipeline" in inspect.signature(call).parameters
 
 
 def _training_flags(call: Callable[..., Any]) -> dict[str, Any]:
@@ -91,18 +105,19 @@ def _of_nnx(model: nnx.Module) -> PureModel:
     params = jax.tree.map(_boxed_as_it_lies, params)
     key_leaves, key_tree = jax.tree.flatten(keys)
 
-    def apply(variables: dict[str, Any], inputs: Any, rng: Any) -> tuple[Any, dict[str, Any]]:
+    def apply(variables: dict[str, Any], inputs: Any, rng: Any, **more: Any) -> tuple[Any, Any]:
         fresh = [jax.random.fold_in(rng, i) for i in range(len(key_leaves))]
         states = (variables["params"], key_tree.unflatten(fresh), variables["others"])
         module = nnx.merge(graph, *states, copy=True)
-        outputs = module(inputs)
+        outputs = module(inputs, **more)
         return outputs, {"others": nnx.split(module, nnx.Param, nnx.RngKey, ...)[3]}
 
     def init(rng: jax.Array, inputs: Any) -> dict[str, Any]:
         del rng, inputs
         return {"params": params, "others": others}
 
-    return PureModel(init, apply, f"NNX {type(model).__name__}")
+    kind = f"NNX {type(model).__name__}"
+    return PureModel(init, apply, kind, takes_pipeline=_takes_pipeline(type(model).__call__))
 
 
 def _boxed_as_it_lies(leaf: Any) -> Any:

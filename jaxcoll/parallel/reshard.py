@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 from jaxcoll._sharding import check_divisible, leaf_name
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.splits import SplitDim
-from jaxcoll.parallel.state import TrainState, map_split
+from jaxcoll.parallel.stages import Layers
+from jaxcoll.parallel.state import TrainState, map_params
 
 
 def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
@@ -41,7 +42,7 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
             state if _is_stored_as(state, new_specs) else _stored_for(state.unpadded(), new_specs)
         )
         moved = reshard(_contents(stored), _contents(new_specs), mesh=mesh)
-        how = {name: getattr(new_specs, name) for name in ("zero", "split", "axes", "kind")}
+        how = {name: getattr(new_specs, name) for name in _HOW}
         return dataclasses.replace(state, **moved, **how)
     mesh = _mesh_of(call, state) if mesh is None else mesh
 
@@ -68,9 +69,13 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
     )
 
 
+_HOW = ("zero", "split", "pipe", "layers", "axes", "kind")
+
+
 def _is_stored_as(state: TrainState, specs: TrainState) -> bool:
     in_parts = [s.zero is not None and s.zero.stage == 3 for s in (state, specs)]
-    return state.split == specs.split and in_parts[0] == in_parts[1]
+    same = state.split == specs.split and state.layers == specs.layers
+    return same and in_parts[0] == in_parts[1]
 
 
 def _stored_for(state: TrainState, specs: TrainState) -> TrainState:
@@ -79,13 +84,15 @@ def _stored_for(state: TrainState, specs: TrainState) -> TrainState:
     def pad(leaf: jax.Array, dim: SplitDim) -> jax.Array:
         return dim.padded(leaf) if leaf.shape[dim.index : dim.index + 1] == (dim.size,) else leaf
 
+    def arrange(leaf: jax.Array, layers: Layers) -> jax.Array:
+        return layers.arranged(leaf) if leaf.shape[:1] == (layers.count,) else leaf
+
+    if specs.layers:
+        state = map_params(state, specs.layers, arrange, arrange)
+    if not specs.split:
+        return state
     in_parts = specs.zero is not None and specs.zero.stage == 3
-    state = dataclasses.replace(state, split=specs.split or (None,) * _num_params(state))
-    return map_split(state, pad if in_parts else lambda leaf, dim: leaf, pad)
-
-
-def _num_params(state: TrainState) -> int:
-    return len(jax.tree.leaves(state.params))
+    return map_params(state, specs.split, pad if in_parts else lambda leaf, dim: leaf, pad)
 
 
 def _contents(state: TrainState) -> dict[str, Any]:

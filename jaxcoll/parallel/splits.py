@@ -70,7 +70,7 @@ def split_dim(
     return SplitDim(index, size, -(-size // num_ranks) * num_ranks)
 
 
-def each(function: Any, tree: Any, split: Split) -> Any:
+def each(function: Any, tree: Any, split: Sequence[Any]) -> Any:
     """Applies `(leaf, dimension) -> leaf` to the leaves that are split."""
     leaves, treedef = jax.tree.flatten(tree)
     pairs = zip(leaves, split, strict=True)

@@ -1,7 +1,7 @@
 """The state of training: born on its mesh, in its parts."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -17,13 +17,15 @@ from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.batches import inputs_of
 from jaxcoll.parallel.elementwise import check_elementwise
 from jaxcoll.parallel.partitioned import is_partitioned
+from jaxcoll.parallel.pipe import Pipe
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.splits import Split, SplitDim, each
 from jaxcoll.parallel.stacked import stacked_params
+from jaxcoll.parallel.stages import Layers, Spread
 from jaxcoll.parallel.synchronize import SynchronizeState, check_synchronizers, synchronizers
 from jaxcoll.parallel.zero import Zero
 
-OfSplit = Callable[[jax.Array, SplitDim], jax.Array]
+OfDim = Callable[[jax.Array, Any], jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -40,6 +42,8 @@ class TrainState:
         optimizer: the Optax optimizer; no leaf.
         zero: how `jaxcoll.fully_shard` splits it, or None; no leaf.
         split: the dimension of each parameter that it splits, or None; no leaf.
+        pipe: how `jaxcoll.pipelined` runs its layers, or None; no leaf.
+        layers: of each parameter how its layers are spread there, or None; no leaf.
         axes: the mesh axes over which the model itself splits parameters; no leaf.
         kind: what the model is, for texts; no leaf.
     """
@@ -52,6 +56,8 @@ class TrainState:
     optimizer: optax.GradientTransformation = dataclasses.field(metadata={"static": True})
     zero: Zero | None = dataclasses.field(default=None, metadata={"static": True})
     split: Split = dataclasses.field(default=(), metadata={"static": True})
+    pipe: Pipe | None = dataclasses.field(default=None, metadata={"static": True})
+    layers: Spread = dataclasses.field(default=(), metadata={"static": True})
     axes: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
     kind: str = dataclasses.field(default="", metadata={"static": True})
 
@@ -64,27 +70,38 @@ class TrainState:
         """Returns the state with all parameters, and what belongs to them, as the model has them.
 
         Where `jaxcoll.fully_shard` splits a dimension that its ranks don't divide, what is stored
-        has zeros at its end. Here such parameters are whole on every device; others are the same
-        arrays. Outside of `jax.shard_map`; in a job of several processes all of them call it.
+        has zeros at its end; and `jaxcoll.pipelined` stores layers by stages. Here such parameters
+        are whole on every device; others are the same arrays. Outside of `jax.shard_map`; in a job
+        of several processes all of them call it.
 
         Example:
             >>> logits = model.apply({"params": state.unpadded().params}, inputs)
         """
-        if not any(dim and dim.is_padded for dim in self.split):
-            return self
-        if self.zero and self.zero.axis_name in _compat.bound_axes():
-            raise ValueError(
-                f"TrainState.unpadded: inside a map over {self.zero.axis_name!r} a rank has only "
-                "its part: call it outside of jax.shard_map."
-            )
-        split = tuple(None if dim and dim.is_padded else dim for dim in self.split)
-        return dataclasses.replace(map_split(self, _unpadded, _unpadded), split=split)
+        state = self
+        is_padded = any(dim and dim.is_padded for dim in self.split)
+        is_arranged = any(layers and not layers.is_as_stored for layers in self.layers)
+        over = (self.zero if is_padded else None, self.pipe if is_arranged else None)
+        for way in over:
+            if way is not None and way.axis_name in _compat.bound_axes():
+                raise ValueError(
+                    f"TrainState.unpadded: inside a map over {way.axis_name!r} a rank has only "
+                    "its part: call it outside of jax.shard_map."
+                )
+        if is_padded:
+            split = tuple(None if dim and dim.is_padded else dim for dim in self.split)
+            state = map_params(state, self.split, _unpadded, _unpadded)
+            state = dataclasses.replace(state, split=split)
+        if is_arranged:
+            state = map_params(state, self.layers, _restored, _restored)
+            state = dataclasses.replace(state, layers=(), pipe=None)
+        return state
 
 
-def map_split(state: TrainState, of_params: OfSplit, of_optimizer: OfSplit) -> TrainState:
-    """Applies `(leaf, dimension) -> leaf` to what is split: parameters, and their moments."""
+def map_params(
+    state: TrainState, dims: Sequence[Any], of_params: OfDim, of_optimizer: OfDim
+) -> TrainState:
+    """Applies `(leaf, how) -> leaf` to parameters, and their moments, for which there is a how."""
     treedef = jax.tree.structure(state.params)
-    dims = treedef.unflatten(dim or False for dim in state.split)
 
     def mapped(leaf: Any, dim: Any) -> Any:
         is_array = not isinstance(leaf, optax.MaskedNode)
@@ -94,25 +111,36 @@ def map_split(state: TrainState, of_params: OfSplit, of_optimizer: OfSplit) -> T
         state.optimizer,
         mapped,
         state.opt_state,
-        dims,
+        treedef.unflatten(dim or False for dim in dims),
         is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
     )
     return dataclasses.replace(
-        state, params=each(of_params, state.params, state.split), opt_state=opt_state
+        state, params=each(of_params, state.params, dims), opt_state=opt_state
     )
 
 
 def _unpadded(leaf: jax.Array, dim: SplitDim) -> jax.Array:
     if not dim.is_padded or leaf.shape[dim.index : dim.index + 1] != (dim.stored,):
         return leaf
+    return _rearranged(leaf, dim.unpadded, dim.index)
+
+
+def _restored(leaf: jax.Array, layers: Layers) -> jax.Array:
+    if layers.is_as_stored or leaf.shape[:1] != (layers.stored,):
+        return leaf
+    return _rearranged(leaf, layers.restored, 0)
+
+
+def _rearranged(leaf: jax.Array, change: Callable[[jax.Array], jax.Array], dim: int) -> jax.Array:
+    """Returns an array with a dimension changed, and not split any more."""
     if isinstance(leaf, jax.core.Tracer):
-        return dim.unpadded(leaf)
+        return change(leaf)
     sharding = leaf.sharding
     if isinstance(sharding, NamedSharding):
         spec = [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
-        spec[dim.index] = None
+        spec[dim] = None
         sharding = NamedSharding(sharding.mesh, P(*spec))
-    return jax.jit(dim.unpadded, out_shardings=sharding)(leaf)
+    return jax.jit(change, out_shardings=sharding)(leaf)
 
 
 def _spec_of(leaf: Any) -> P:
@@ -159,24 +187,28 @@ def create_train_state(
     inputs = jax.tree.map(jnp.zeros_like, inputs_of(call, batch))
     init_rng, rng = jax.random.split(rng)
 
-    def make(split: Split, axes: tuple[str, ...]) -> TrainState:
+    def make(split: Split, layers: Spread, axes: tuple[str, ...]) -> TrainState:
         variables = _without_boxes(pure.init(init_rng, inputs))
         params = variables.pop("params")
+        params = each(lambda leaf, how: how.arranged(leaf), params, layers) if layers else params
         stored = each(lambda leaf, dim: dim.padded(leaf), params, split) if split else params
         opt_state = optimizer.init(stored)
         params = stored if pure.zero and pure.zero.stage == 3 else params
         step = jnp.int32(0)
-        static = (optimizer, pure.zero, split, axes, pure.kind)
+        static = (optimizer, pure.zero, split, pure.pipe, layers, axes, pure.kind)
         return TrainState(step, params, opt_state, rng, variables, *static)
 
     if mesh is None:
         if pure.zero is not None:
             raise ValueError(f"{call}: mesh: fully_shard needs one, to split the state over.")
-        return jax.jit(make, static_argnums=(0, 1))((), ())
+        if pure.pipe is not None:
+            raise ValueError(f"{call}: mesh: pipelined needs one, to spread the layers over.")
+        return jax.jit(make, static_argnums=(0, 1, 2))((), (), ())
     variables = jax.eval_shape(lambda: pure.init(init_rng, inputs))
     specs = _specs(call, make, variables, optimizer, mesh, pure, inputs)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    return jax.jit(make, static_argnums=(0, 1), out_shardings=shardings)(specs.split, specs.axes)
+    made = jax.jit(make, static_argnums=(0, 1, 2), out_shardings=shardings)
+    return made(specs.split, specs.layers, specs.axes)
 
 
 def _specs(
@@ -191,16 +223,29 @@ def _specs(
     """Returns every leaf's spec."""
     variables = _without_boxes(boxed)
     params = variables["params"]
-    param_specs = opt_specs = nn.get_partition_spec(boxed["params"])
+    param_specs = nn.get_partition_spec(boxed["params"])
+    layers: Spread = ()
+    if pure.pipe is not None:
+        check_mesh_axis("pipelined", "axis_name", mesh, pure.pipe.axis_name)
+        layers = pure.pipe.spread("pipelined", pure, variables, param_specs, inputs, mesh)
+        # Not split by themselves: their number may not be divisible.
+        param_specs = each(lambda spec, _: P(None, *spec[1:]), param_specs, layers)
+    _check_specs(call, params, param_specs, mesh)
+    if pure.pipe is not None:
+        pipe = pure.pipe
+        param_specs = each(lambda spec, _: pipe.spec(spec), param_specs, layers)
+        params = jax.eval_shape(
+            lambda tree: each(lambda x, how: how.arranged(x), tree, layers), params
+        )
+    opt_specs = param_specs
     axes = tuple(sorted({axis for spec in jax.tree.leaves(param_specs) for axis in _axes_of(spec)}))
     split, zero = (), pure.zero
-    _check_specs(call, params, param_specs, mesh)
     if zero is not None:
         check_mesh_axis("fully_shard", "axis_name", mesh, zero.axis_name)
         leaves, treedef = jax.tree.flatten(params)
         whole = treedef.flatten_up_to(param_specs)
         stacked = frozenset()
-        if zero.stage == 3:
+        if zero.stage == 3 and pure.pipe is None:
             stacked = stacked_params(pure, variables, param_specs, inputs, mesh)
         split = zero.split(leaves, whole, mesh.shape[zero.axis_name], stacked)
         parts = map(zero.spec, whole, (leaf.ndim for leaf in leaves), split)
@@ -218,7 +263,7 @@ def _specs(
     )
     if jax.tree.map(jnp.shape, parts) != jax.tree.map(jnp.shape, params):
         check_elementwise(call, optimizer, params, parts)
-    state = jax.eval_shape(lambda: make(split, axes))
+    state = jax.eval_shape(lambda: make(split, layers, axes))
     check_synchronizers(call, state.opt_state, bool(axes))
     if zero is not None and synchronizers(state.opt_state):
         raise ValueError(

@@ -17,13 +17,14 @@ from jax import lax
 
 from jaxcoll import _compat
 from jaxcoll._errors import listed
+from jaxcoll._sharding import leaf_name
 from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.parallel.batches import LossFn, cross_entropy, inputs_of, sums
 from jaxcoll.parallel.piecewise import value_and_grad
 from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
-from jaxcoll.parallel.splits import Split
+from jaxcoll.parallel.splits import Split, each
 from jaxcoll.parallel.state import TrainState
 from jaxcoll.parallel.synchronize import check_axes, synchronizes
 from jaxcoll.parallel.zero import Zero
@@ -71,6 +72,15 @@ def build_step(
     compute_loss = cross_entropy if loss_fn is None else loss_fn
     policy = MixedPrecisionPolicy() if zero is None else zero.policy
 
+    def losses(state: TrainState, params: Any, batch: Any, rng: Any, **more: Any) -> Any:
+        """Returns metrics, sums with their weights, and what the model keeps."""
+        variables = {"params": policy.of_params(params), **state.variables}
+        inputs = policy.of_inputs(inputs_of(call, batch))
+        outputs, others = model.apply(variables, inputs, rng, **more)
+        metrics = sums(call, compute_loss(policy.of_outputs(outputs), batch))
+        _check_local(call, metrics["loss"][0], axes)
+        return metrics, others
+
     def gradients(total: Any, params: Any, split: Split) -> Any:
         if zero is None or zero.stage < 3:
             return jax.value_and_grad(total, has_aux=True)(params)
@@ -82,12 +92,7 @@ def build_step(
 
     def results(state: TrainState, params: Any, batch: Any, rng: Any) -> Results:
         def total(params: Any) -> tuple[jax.Array, Any]:
-            params = policy.of_params(params)
-            variables = {"params": params, **state.variables}
-            inputs = policy.of_inputs(inputs_of(call, batch))
-            outputs, others = model.apply(variables, inputs, rng)
-            metrics = sums(call, compute_loss(policy.of_outputs(outputs), batch))
-            _check_local(call, metrics["loss"][0], axes)
+            metrics, others = losses(state, params, batch, rng)
             scale = _scale(params, metrics["loss"][1], axes)
             return metrics["loss"][0] / scale, (metrics, others, scale)
 
@@ -95,13 +100,31 @@ def build_step(
         grads = jax.tree.map(lambda grad: grad.astype(_wide(grad.dtype)) * scale, grads)
         return grads, metrics, others
 
+    def pipelined_results(state: TrainState, params: Any, batch: Any, rng: Any) -> Results:
+        assert model.pipe is not None
+        in_parts = zero is not None and zero.stage == 3
+        parts = zero.parts(state.split) if zero and in_parts else None
+        whole = each(parts.gather, params, state.split) if parts else params
+        whole = policy.of_params(whole)
+        treedef = jax.tree.structure(params)
+
+        def loss_of(leaves: list[Any], micro: Any, key: Any, pipeline: Any) -> Any:
+            params = treedef.unflatten(leaves)
+            return losses(state, params, micro, key, pipeline=pipeline)[0]
+
+        metrics, grads = model.pipe.value_and_grad(
+            call, loss_of, whole, state.layers, batch, rng, _number_scale(whole, batch, axes)
+        )
+        grads = each(parts.scatter, grads, state.split) if parts else grads
+        return grads, metrics, {}
+
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         if not isinstance(state, TrainState):
             raise TypeError(
                 f"{call}: state: expected one of jaxcoll.create_train_state, got "
                 f"{type(state).__name__}."
             )
-        check_mapped(call, axes, batch)
+        check_mapped(call, (*axes, *([model.pipe.axis_name] if model.pipe else [])), batch)
         _check_types(call, axes)
         _check_model(call, state, model)
         _check_split(call, state, axes)
@@ -109,11 +132,12 @@ def build_step(
         rng = jax.random.fold_in(rng, lax.axis_index(axes))
         # Differentiated with respect to local copies, whose gradients are local.
         copies = jax.tree.map(lambda leaf: varying(leaf, axes), state.params)
+        results_of = results if model.pipe is None else pipelined_results
         if accumulate == 1:
-            grads, metrics, others = results(state, copies, batch, rng)
+            grads, metrics, others = results_of(state, copies, batch, rng)
         else:
             grads, metrics, others = _accumulated(
-                call, results, state, copies, batch, rng, accumulate
+                call, results_of, state, copies, batch, rng, accumulate
             )
         check_axes(call, state.opt_state, axes)
         if synchronizes(state.opt_state):
@@ -174,6 +198,13 @@ def _scale(params: Any, weight: jax.Array, axes: Axes) -> jax.Array:
     return jnp.where(total == 0, 1, total)
 
 
+def _number_scale(params: Any, batch: Any, axes: Axes) -> float:
+    """Returns `_scale` where weights are not known yet: the number of examples."""
+    if all(_wide(leaf.dtype) == leaf.dtype for leaf in jax.tree.leaves(params)):
+        return 1.0
+    return float(jax.tree.leaves(batch)[0].shape[0] * lax.axis_size(axes))
+
+
 def _check_types(call: str, data_axes: Axes) -> None:
     """Without typed axes, JAX transposes a sum to a sum: gradients would be too large."""
     bound = _compat.bound_axes()
@@ -191,6 +222,20 @@ def _check_model(call: str, state: TrainState, model: PureModel) -> None:
             f"{call}: state: it was made for a {state.kind}, but the step's model is a "
             f"{model.kind}. Give one and the same model to create_train_state and to the step."
         )
+    if state.pipe != model.pipe and state.pipe is not None:
+        made, used = state.pipe, model.pipe or "without jaxcoll.pipelined"
+        raise ValueError(
+            f"{call}: state: it was made with {made}, but the step's model is {used}. Give one and "
+            "the same model to create_train_state and to the step."
+        )
+    if model.pipe is not None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state.variables):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact):
+                raise ValueError(
+                    f"{call}: model: it keeps {leaf_name(path)} beside its parameters, "
+                    f"{leaf.dtype}{list(leaf.shape)}: values that change with each micro-batch "
+                    "can't be kept in a pipeline. Use layers without batch statistics."
+                )
     if state.zero != model.zero:
         zeros = (state.zero, model.zero)
         made, used = (f"with {zero}" if zero else "without fully_shard" for zero in zeros)
@@ -309,7 +354,9 @@ def _accumulated(
         return leaf.reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
 
     parts = jax.tree_util.tree_map_with_path(split, batch)
-    first = results(state, params, jax.tree.map(lambda leaf: leaf[0], parts), rng)
+    first = results(
+        state, params, jax.tree.map(lambda leaf: leaf[0], parts), jax.random.fold_in(rng, 0)
+    )
 
     def add(carry: Results, numbered: Any) -> tuple[Results, None]:
         number, part = numbered

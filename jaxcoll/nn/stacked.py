@@ -1,0 +1,60 @@
+"""Equal layers of a linen model, their parameters stacked: what a pipeline takes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxcoll.parallel.partitioned import Partitioned, is_partitioned
+
+
+def stacked_layers(
+    module: nn.Module, name: str, block: nn.Module, num_layers: int, x: Any, **options: Any
+) -> tuple[Callable[..., Any], Any]:
+    """Returns a layer and the parameters of all of them, for `pipeline(layer, stacked, x)`.
+
+    Args:
+        module: whose `__call__` this stands in; the parameters are its own, under `name`.
+        name: of the parameters.
+        block: one layer, a module that maps x to its like; made with `parent=None`. It has
+            parameters alone, and each layer's are initialized with a key of its own.
+        num_layers: how many, 1 or more.
+        x: an example of what goes through the layers, a tree of arrays.
+        **options: for the block, as `deterministic=True`.
+
+    Returns:
+        `layer(params, x, key=None)`, the key for `"dropout"`; and parameters `(num_layers, ...)`
+        each. Where the block's say how they are split, so do these.
+
+    Raises:
+        ValueError: no layers.
+
+    Example:
+        >>> layer, stacked = jaxcoll.stacked_layers(self, "blocks", Block(parent=None), 8, x)
+        >>> x = pipeline(layer, stacked, x)
+    """
+    if num_layers < 1:
+        raise ValueError(f"stacked_layers: num_layers: expected at least 1, got {num_layers}.")
+
+    def init(key: jax.Array) -> Any:
+        keys = jax.random.split(key, num_layers)
+        each = [block.init({"params": key}, x, **options)["params"] for key in keys]
+        return jax.tree.map(_stacked, *each, is_leaf=is_partitioned)
+
+    def layer(params: Any, x: Any, key: jax.Array | None = None) -> Any:
+        rngs = {} if key is None else {"dropout": key}
+        return block.apply({"params": params}, x, rngs=rngs, **options)
+
+    # What is there is not compared with what would be made, which would trace every layer.
+    if module.has_variable("params", name):
+        return layer, nn.unbox(module.get_variable("params", name))
+    return layer, module.param(name, init)
+
+
+def _stacked(*leaves: Any) -> Any:
+    if not is_partitioned(leaves[0]):
+        return jnp.stack(leaves)
+    names = (None, *leaves[0].names)
+    return Partitioned(jnp.stack([leaf.value for leaf in leaves]), names=names)

@@ -1,0 +1,48 @@
+"""What is computed only where a predicate holds, if no rank has to wait for another there."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+
+from jaxcoll import _compat, _predicates
+
+
+def gated(is_on: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
+    """Returns what is computed where the predicate holds, and else what is given.
+
+    Where the computation communicates, all ranks do it, and those where it does not hold throw its
+    results away: a collective may not stand in a branch that some ranks do not take.
+
+    Args:
+        is_on: a boolean scalar.
+        compute: of no arguments.
+        otherwise: arrays like its results.
+
+    Differentiable: yes; in the second case, a derivative that is infinite makes the others NaN.
+    """
+    closed, shapes = jax.make_jaxpr(compute, return_shape=True)()
+    others = map(typed_like, jax.tree.leaves(otherwise), jax.tree.leaves(shapes))
+    others = [typed_like(leaf, is_on) for leaf in others]
+
+    def run() -> list[jax.Array]:
+        return list(map(typed_like, core.jaxpr_as_fun(closed)(), others))
+
+    if any(_predicates.collectives(closed.jaxpr)):
+        found = [lax.select(is_on, *pair) for pair in zip(run(), others, strict=True)]
+    else:
+        found = lax.cond(is_on, run, lambda: others)
+    return jax.tree.unflatten(jax.tree.structure(shapes), found)
+
+
+def typed_like(x: jax.Array, other: Any) -> jax.Array:
+    """Returns x, typed as varying over the axes over which another, or a shape, varies."""
+    if not _compat.tracks_varying_axes():
+        return x
+    known = _compat.varying_axes(jax.typeof(x))
+    is_typed = isinstance(other, jax.ShapeDtypeStruct)
+    wanted = _compat.varying_axes(other if is_typed else jax.typeof(other))
+    missing = tuple(axis for axis in wanted if axis not in known)
+    return lax.pcast(x, missing, to="varying") if missing else x

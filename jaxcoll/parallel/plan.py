@@ -1,0 +1,166 @@
+"""Any product of data, fully sharded, tensor and pipeline parallelism, on one mesh."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll._errors import did_you_mean, listed
+from jaxcoll.mesh import make_mesh
+from jaxcoll.parallel.batches import LossFn
+from jaxcoll.parallel.describe import describe
+from jaxcoll.parallel.fully_shard import fully_shard
+from jaxcoll.parallel.pipelined import with_pipe
+from jaxcoll.parallel.pure_model import PureModel, as_pure
+from jaxcoll.parallel.schedules import Kind
+from jaxcoll.parallel.shares import place
+from jaxcoll.parallel.state import TrainState, create_train_state
+from jaxcoll.parallel.step import Step, build_step
+
+# The slowest first: ranks that communicate most are next to each other.
+_AXES = ("pipe", "data", "fsdp", "tensor")
+
+
+class ParallelPlan:
+    """How a model is trained on many devices: which axes there are, and what each is for.
+
+    * `"data"`: each rank has examples of its own and a copy of the state.
+    * `"fsdp"`: each rank has examples of its own and a part of the state, see
+      `jaxcoll.fully_shard`.
+    * `"tensor"`: layers are split; the model says so itself, as
+      `jaxcoll.models.TransformerLM(axis_name="tensor", mesh=plan.mesh)`.
+    * `"pipe"`: layers are spread over stages, see `jaxcoll.pipelined`.
+
+    Args:
+        axes: the size of each axis that is used; one may be -1, what the devices allow.
+        devices: all of the job without.
+        fsdp: options of `jaxcoll.fully_shard`, as `{"stage": 2}`.
+        accumulate: micro-batches one after the other, whose gradients are added.
+        num_micro_batches: of the pipeline.
+        schedule: of the pipeline.
+        num_chunks: of the pipeline, see `jaxcoll.pipelined`.
+        stage_sizes: of the pipeline, see there.
+
+    Attributes:
+        mesh: of all axes, in the order pipe, data, fsdp, tensor.
+        batch_axes: those over which a batch is split.
+
+    Raises:
+        ValueError: an unknown axis, or sizes that make no mesh of the devices.
+
+    Example:
+        >>> plan = jaxcoll.ParallelPlan({"data": -1, "fsdp": 2, "pipe": 2}, schedule="1f1b")
+        >>> state = plan.init(model, optax.adamw(1e-3), jax.random.key(0), batch)
+        >>> step = plan.build_train_step(loss_fn)
+        >>> state, metrics = step(state, batch)
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[str, int],
+        *,
+        devices: Sequence[Any] | None = None,
+        fsdp: Mapping[str, Any] | None = None,
+        accumulate: int = 1,
+        num_micro_batches: int = 4,
+        schedule: Kind = "1f1b",
+        num_chunks: int | None = None,
+        stage_sizes: Sequence[int] | None = None,
+    ) -> None:
+        for name in axes:
+            if name not in _AXES:
+                raise ValueError(
+                    f"ParallelPlan: axes: expected names out of {listed(_AXES)}, got {name!r}."
+                    f"{did_you_mean(str(name), _AXES)}"
+                )
+        if fsdp is not None and "fsdp" not in axes:
+            raise ValueError('ParallelPlan: fsdp: options, but there is no axis "fsdp".')
+        self.mesh: Mesh = make_mesh(
+            {name: axes[name] for name in _AXES if name in axes}, devices=devices
+        )
+        self.batch_axes = tuple(name for name in ("data", "fsdp") if name in axes)
+        self._fsdp = dict(fsdp or {})
+        self._accumulate = accumulate
+        self._pipe = (num_micro_batches, schedule, "pipe", num_chunks, stage_sizes)
+        self._model: PureModel | None = None
+        self._specs: TrainState | None = None
+
+    def __repr__(self) -> str:
+        return f"ParallelPlan({dict(self.mesh.shape)})"
+
+    def init(
+        self, model: Any, optimizer: optax.GradientTransformation, rng: jax.Array, batch: Any
+    ) -> TrainState:
+        """Returns the state that training begins with, each part of it made where it lies.
+
+        The plan remembers the model, for `build_train_step`.
+
+        Args:
+            model: a Flax linen or NNX module, or a pair `(init, apply)`; with an axis `"pipe"` one
+                whose `__call__` takes `pipeline=`.
+            optimizer: of Optax.
+            rng: makes the first parameters, and stays for dropout.
+            batch: an example; only the shapes and dtypes of its inputs matter.
+
+        Raises:
+            TypeError: a model of another kind, or one that can't be cut into stages.
+            ValueError: what `jaxcoll.create_train_state` refuses; a model that is not split over an
+                axis `"tensor"` of more than one rank.
+        """
+        call = "ParallelPlan.init"
+        pure = as_pure(call, model)
+        if "pipe" in self.mesh.shape:
+            pure = with_pipe(call, pure, *self._pipe)
+        if "fsdp" in self.mesh.shape:
+            pure = fully_shard(pure, "fsdp", **self._fsdp)
+        state = create_train_state(pure, optimizer, rng, batch, self.mesh)
+        if self.mesh.shape.get("tensor", 1) > 1 and "tensor" not in state.axes:
+            raise ValueError(
+                f'{call}: model: it splits nothing over "tensor", whose ranks would all do the '
+                'same. Build it of layers with axis_name="tensor" and mesh=plan.mesh, or leave the '
+                "axis out."
+            )
+        self._model, self._specs = pure, state.specs
+        return state
+
+    def build_train_step(self, loss_fn: LossFn | None = None, *, donate: bool = True) -> Step:
+        """Returns the train step of the model that `init` was given, jitted for global arrays.
+
+        Args:
+            loss_fn: see `jaxcoll.data_parallel_train_step`.
+            donate: the state that is given is not to be used again, which saves its memory.
+
+        Returns:
+            `train_step(state, batch) -> (state, metrics)`. In a job of several processes the batch
+            is of global arrays, see `shard_batch`.
+
+        Raises:
+            ValueError: there was no `init`.
+        """
+        call = "ParallelPlan.build_train_step"
+        if self._model is None:
+            raise ValueError(f"{call}: no model yet: call init(model, optimizer, ...) before it.")
+        step = build_step(call, self._model, loss_fn, self.batch_axes, self._accumulate)
+        mapped = jax.shard_map(
+            step,
+            mesh=self.mesh,
+            in_specs=(self._specs, P(self.batch_axes)),
+            out_specs=(self._specs, P()),
+        )
+        return jax.jit(mapped, donate_argnums=0 if donate else ())
+
+    def shard_batch(self, batch: Any, *, batch_is_global: bool = False) -> Any:
+        """Returns a batch as global arrays, split over `batch_axes`.
+
+        See `DataParallel.shard_batch_static`: of several processes each gives its share, or with
+        `batch_is_global` all give the whole.
+        """
+        sharding = NamedSharding(self.mesh, P(self.batch_axes))
+        return place("ParallelPlan.shard_batch", batch, sharding, is_global=batch_is_global)
+
+    def describe(self, state: TrainState) -> str:
+        """Returns a text: the mesh, and how each leaf of a state lies on it, with bytes."""
+        return f"{describe(self.mesh)}\n\n{describe(state)}"

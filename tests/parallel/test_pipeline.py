@@ -1,0 +1,312 @@
+"""Pipelines: the training of one device, in every schedule, beside every other axis.
+
+In float64, leaf by leaf, to 1e-10: with plain gradient descent, which shows every wrong factor of a
+gradient, and with AdamW.
+"""
+
+import functools as ft
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax import lax
+from training import assert_trained_as, batch, mesh_of, start, train
+
+import jaxcoll
+from jaxcoll import (
+    data_parallel_train_step,
+    fully_shard,
+    pipelined,
+    stacked_layers,
+)
+from jaxcoll.parallel.pipeline import sequential
+from jaxcoll.parallel.pure_model import as_pure
+
+WIDTH = 8
+OPTIMIZERS = {"sgd": optax.sgd(0.2), "adamw": optax.adamw(0.05)}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "gpipe": {"schedule": "gpipe"},
+    "1f1b": {"schedule": "1f1b"},
+    "interleaved 2": {"schedule": "interleaved"},
+    "interleaved 3": {"schedule": "interleaved", "num_chunks": 3},
+}
+
+
+class Block(nn.Module):
+    axis: str | None = None
+    mesh: Any = None
+    drop: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Any, *, deterministic: bool = True) -> Any:
+        options: dict[str, Any] = {"param_dtype": jnp.float64, "mesh": self.mesh}
+        options["axis_name"] = self.axis
+        y = nn.LayerNorm(param_dtype=jnp.float64)(x)
+        y = nn.tanh(jaxcoll.ColumnParallelDense(12, **options)(y))
+        y = jaxcoll.RowParallelDense(WIDTH, **options)(y)
+        return x + nn.Dropout(self.drop)(y, deterministic=deterministic)
+
+
+class OfLinen(nn.Module):
+    """Its first weights are its last ones too."""
+
+    layers: int
+    axis: str | None = None
+    mesh: Any = None
+    drop: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Any, pipeline: Any = sequential, train: bool = False) -> Any:
+        embed = self.param("embed", nn.initializers.normal(0.5), (16, WIDTH), jnp.float64)
+        dropping = train and self.drop > 0
+        x = x @ embed
+        block = Block(self.axis, self.mesh, self.drop, parent=None)
+        layer, stacked = stacked_layers(
+            self, "blocks", block, self.layers, x, deterministic=not dropping
+        )
+        x = pipeline(layer, stacked, x, *([self.make_rng("dropout")] if dropping else []))
+        return nn.Dense(4, param_dtype=jnp.float64)(x @ embed.T)
+
+
+class OfNnx(nnx.Module):
+    """What passes between its stages is a tree, of which a part has no derivative."""
+
+    def __init__(self, layers: int) -> None:
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Linear(16, WIDTH, param_dtype=jnp.float64, rngs=rngs)
+        kernels = jax.random.normal(rngs(), (layers, WIDTH, WIDTH), jnp.float64)
+        self.kernel = nnx.Param(0.3 * kernels)
+        self.bias = nnx.Param(jnp.zeros((layers, WIDTH)))
+        self.out = nnx.Linear(WIDTH, 4, param_dtype=jnp.float64, rngs=rngs)
+
+    def __call__(self, x: Any, pipeline: Any = sequential) -> Any:
+        def layer(params: Any, tree: Any) -> Any:
+            x, sign, count = tree["x"], tree["sign"], tree["count"]
+            y = jnp.tanh(x @ params["kernel"] + params["bias"]) * sign[:, None]
+            return {"x": x + y, "sign": -sign, "count": count + 1.0}
+
+        stacked = {"kernel": self.kernel, "bias": self.bias}
+        tree = {"x": self.embed(x), "sign": jnp.where(x[:, 0] > 0, 1, -1), "count": x[:, 1]}
+        tree = pipeline(layer, stacked, tree)
+        return self.out(tree["x"]) * (1 + 0.01 * tree["count"][:, None])
+
+
+def of_functions(layers: int) -> Any:
+    def init(rng: Any, inputs: Any) -> Any:
+        del inputs
+        keys = jax.random.split(rng, 3)
+        draw = ft.partial(jax.random.normal, dtype=jnp.float64)
+        return {
+            "in": 0.3 * draw(keys[0], (16, WIDTH)),
+            "layers": 0.3 * draw(keys[1], (layers, WIDTH, WIDTH)),
+            "out": 0.3 * draw(keys[2], (WIDTH, 4)),
+            "scale": jnp.ones(()),
+        }
+
+    def apply(params: Any, x: Any, pipeline: Any = sequential) -> Any:
+        # Outside of the layers, and read by each of them.
+        y = pipeline(
+            lambda kernel, y: y + params["scale"] * jnp.tanh(y @ kernel),
+            params["layers"],
+            x @ params["in"],
+        )
+        return y @ params["out"] + x[:, :4]  # and what comes before them, after them
+
+    return init, apply
+
+
+LIBRARIES = {"linen": OfLinen, "nnx": OfNnx, "functions": of_functions}
+
+
+@ft.cache
+def trained_alone(library: str, layers: int, optimizer: str) -> Any:
+    """Returns the parameters before and after, and the losses, on one device, written out."""
+    model, data = as_pure("test", LIBRARIES[library](layers)), batch()
+    init = jax.jit(lambda key, x: nn.unbox(model.init(key, x)))  # as states are made
+    variables = init(jax.random.split(jax.random.key(0))[0], data[0])
+    params = first = variables.pop("params")
+
+    def loss(params: Any) -> Any:
+        logits, _ = model.apply({"params": params, **variables}, data[0], jax.random.key(0))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, data[1]).mean()
+
+    @jax.jit
+    def step(params: Any, opt_state: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = OPTIMIZERS[optimizer].update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    opt_state, losses = OPTIMIZERS[optimizer].init(params), []
+    for _ in range(4):
+        params, opt_state, value = step(params, opt_state)
+        losses.append(float(value))
+    return first, params, losses
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.product(
+    schedule=tuple(SCHEDULES),
+    grid=((1, 1), (1, 2), (2, 2), (1, 3), (2, 3), (1, 4), (2, 4), (1, 8)),
+    micro=(1, 2, 3, 8, 12),
+    more=(0, 1, 5),
+    library=tuple(LIBRARIES),
+    optimizer=tuple(OPTIMIZERS),
+)
+def test_trains_as_on_one_device(
+    schedule: str, grid: tuple[int, int], micro: int, more: int, library: str, optimizer: str
+):
+    """With as many layers as chunks of layers, and with some more; with few micro-batches."""
+    data, mesh = batch(), mesh_of(data=grid[0], pipe=grid[1])
+    options = SCHEDULES[schedule]
+    chunks = jaxcoll.PipelineSchedule(options["schedule"], 1, options.get("num_chunks", 0))
+    layers = grid[1] * chunks.num_chunks + more
+    model = pipelined(LIBRARIES[library](layers), micro, **options)
+    state = start(model, data, mesh, OPTIMIZERS[optimizer])
+    first, expected, losses = trained_alone(library, layers, optimizer)
+    jax.tree.map(np.testing.assert_array_equal, state.unpadded().params, first)
+    state, metrics = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
+    assert_trained_as(state.unpadded().params, expected)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved 2"])
+@pytest.mark.parametrize("over", [{"data": 2}, {"data": 2, "tensor": 2}])
+def test_dropout_is_that_of_micro_batches(name: str, over: dict[str, int]):
+    """The same masks as without a pipeline: forward, and when a stage is computed again."""
+    data, chunks = batch(), 2
+    split = {"axis": "tensor"} if "tensor" in over else {}
+    results = []
+    for pipe in (1, 2):
+        mesh = mesh_of(pipe=pipe, **over)
+        model = OfLinen(2 * chunks, mesh=mesh if split else None, drop=0.5, **split)
+        if pipe == 1:
+            state = start(model, data, mesh)
+            step = data_parallel_train_step(model, accumulate=3)
+        else:
+            model = pipelined(model, 3, **SCHEDULES[name])
+            state = start(model, data, mesh)
+            step = data_parallel_train_step(model)
+        state, metrics = train(step, state, data, mesh, state.specs)
+        results.append((state.unpadded().params, metrics))
+    assert_trained_as(results[1][0], results[0][0])
+    losses = [[m["loss"] for m in metrics] for _, metrics in results]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-10)
+    whole = OfLinen(2 * chunks)  # nothing dropped: something else
+    plain, _ = train(
+        data_parallel_train_step(whole), start(whole, data), data, mesh_of(data=2), jax.P()
+    )
+    with pytest.raises(AssertionError):
+        assert_trained_as(plain.params, results[1][0])
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+@pytest.mark.parametrize("communicates", [False, True])
+def test_nothing_of_the_bubbles_comes_through(name: str, communicates: bool):
+    """A layer that makes NaN of what never was a micro-batch's: zeros, which slots begin with."""
+
+    class Poisoned(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, pipeline: Any = sequential) -> Any:
+            kernels = self.param("kernels", nn.initializers.normal(), (12, WIDTH, WIDTH), x.dtype)
+
+            def layer(kernel: Any, x: Any) -> Any:
+                y = x + jnp.tanh(x @ kernel)
+                # As a tensor-parallel layer: then bubbles are computed, too.
+                if communicates and jax.sharding.get_abstract_mesh().manual_axes:
+                    y = lax.psum(lax.pcast(y, "tensor", to="varying") / 2, "tensor")
+                is_real = jnp.any(x[:, 0] != 0)
+                return jnp.where(is_real, y, jnp.nan) * jnp.where(is_real, 1.0, jnp.nan)
+
+            x = jnp.concatenate([jnp.ones((len(x), 1)), x[:, 1:WIDTH]], axis=1)
+            x = pipeline(layer, kernels, x)
+            return nn.Dense(4, param_dtype=x.dtype)(x)
+
+    data = batch()
+    mesh = mesh_of(data=2, pipe=2, tensor=2)
+    model = pipelined(Poisoned(), 3, **SCHEDULES[name])
+    state = start(model, data, mesh)
+    first = jax.device_get(state.unpadded().params)
+    state, metrics = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    assert all(np.isfinite(m["loss"]) for m in metrics)
+    alone = start(pipelined(Poisoned(), 3), data, mesh_of(data=1, pipe=1, tensor=2))
+    jax.tree.map(np.testing.assert_array_equal, alone.params, first)
+    step = data_parallel_train_step(pipelined(Poisoned(), 3))
+    expected, _ = train(step, alone, data, mesh_of(data=1, pipe=1, tensor=2), alone.specs)
+    assert_trained_as(state.unpadded().params, expected.params)
+
+
+def test_uneven_stages_as_asked():
+    data, mesh = batch(), mesh_of(pipe=2)
+    model = pipelined(OfLinen(5), 4, stage_sizes=(1, 4))
+    state = start(model, data, mesh, OPTIMIZERS["sgd"])
+    kernel = state.params["blocks"]["ColumnParallelDense_0"]["kernel"]
+    assert kernel.shape == (8, WIDTH, 12)
+    assert kernel.sharding.spec == jax.P("pipe")
+    _, expected, _ = trained_alone("linen", 5, "sgd")
+    step = data_parallel_train_step(model, axis_name=())
+    state, _ = train(step, state, data, mesh, state.specs, None)
+    assert_trained_as(state.unpadded().params, expected)
+
+
+def test_weights_that_differ_between_micro_batches():
+    """A sum with its weight is exact, with micro-batches and devices that have nothing at all."""
+    inputs, labels = batch()
+    valid = np.zeros(48)
+    valid[[0, 1, 5, 30, 47]] = 1.0
+
+    def loss_fn(outputs: Any, part: Any) -> Any:
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, part["labels"])
+        weights = part["valid"]
+        return {
+            "loss": ((losses * weights).sum(), weights.sum()),
+            "square": ((losses**2 * weights).sum(), weights.sum()),
+        }
+
+    data = {"inputs": inputs, "labels": labels, "valid": valid}
+    found = []
+    for pipe in (1, 2):
+        mesh = mesh_of(data=2, pipe=pipe)
+        plain = OfLinen(4)
+        model: Any = pipelined(plain, 4) if pipe > 1 else plain
+        state = start(model, data, mesh)
+        step = data_parallel_train_step(model, loss_fn=loss_fn)
+        state, metrics = train(step, state, data, mesh, state.specs)
+        found.append((state.unpadded().params, metrics))
+    assert_trained_as(found[1][0], found[0][0])
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        assert other == pytest.approx(one, rel=1e-10)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved 2"])
+def test_with_a_state_in_parts(name: str, stage: int):
+    data, mesh = batch(), mesh_of(pipe=2, data=2, fsdp=2)
+    model = pipelined(OfLinen(5), 3, **SCHEDULES[name])
+    model = fully_shard(model, "fsdp", stage=stage, min_weight_size=16)
+    clipped = optax.chain(jaxcoll.clip_by_global_norm(0.3), optax.adamw(0.05))
+    state = start(model, data, mesh, clipped)
+    moments = state.opt_state[1][0].mu["blocks"]["RowParallelDense_0"]["kernel"]
+    assert moments.sharding.spec[0] == "pipe"
+    assert "fsdp" in moments.sharding.spec
+    kernel = state.params["blocks"]["RowParallelDense_0"]["kernel"]
+    assert ("fsdp" in kernel.sharding.spec) == (stage == 3)
+    first = jax.device_get(state.unpadded().params)
+    step = data_parallel_train_step(model, axis_name=("data", "fsdp"))
+    state, _ = train(step, state, data, mesh, state.specs, ("data", "fsdp"))
+    plain = OfLinen(5)
+    expected = start(plain, data, mesh_of(data=1), clipped)
+    jax.tree.map(np.testing.assert_array_equal, expected.params, first)
+    expected, _ = train(data_parallel_train_step(plain), expected, data, mesh_of(data=1))
+    assert_trained_as(state.unpadded().params, expected.params)
+    moved = jaxcoll.reshard(state, start(plain, data, mesh_of(data=2), clipped).specs)
+    assert_trained_as(moved.params, expected.params)
