@@ -5,9 +5,8 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from jaxcoll.parallel.partitioned import Partitioned, is_partitioned
+from jaxcoll.parallel.partitioned import is_partitioned
 
 
 def stacked_layers(
@@ -39,9 +38,12 @@ def stacked_layers(
         raise ValueError(f"stacked_layers: num_layers: expected at least 1, got {num_layers}.")
 
     def init(key: jax.Array) -> Any:
-        keys = jax.random.split(key, num_layers)
-        each = [block.init({"params": key}, x, **options)["params"] for key in keys]
-        return jax.tree.map(_stacked, *each, is_leaf=is_partitioned)
+        # A loop, so that a block is traced once.
+        stacked = jax.lax.map(
+            lambda key: block.init({"params": key}, x, **options)["params"],
+            jax.random.split(key, num_layers),
+        )
+        return jax.tree.map(_with_layers, stacked, is_leaf=is_partitioned)
 
     def layer(params: Any, x: Any, key: jax.Array | None = None) -> Any:
         rngs = {} if key is None else {"dropout": key}
@@ -53,8 +55,6 @@ def stacked_layers(
     return layer, module.param(name, init)
 
 
-def _stacked(*leaves: Any) -> Any:
-    if not is_partitioned(leaves[0]):
-        return jnp.stack(leaves)
-    names = (None, *leaves[0].names)
-    return Partitioned(jnp.stack([leaf.value for leaf in leaves]), names=names)
+def _with_layers(leaf: Any) -> Any:
+    """Names the first dimension of a parameter that says how it is split."""
+    return leaf.replace(names=(None, *leaf.names)) if is_partitioned(leaf) else leaf

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from jaxcoll import _predicates
 from jaxcoll.parallel.gated import gated, typed_like
 
 Function = Callable[..., Any]
@@ -30,12 +31,14 @@ class Cut:
         stage: `(rest, micro-batch, key, chunk, numbers, x) -> x`, see `run_layers`.
         after: `(rest, micro-batch, key, x) -> metrics`.
         x: what passes between stages, as arrays.
+        communicates: whether any part does.
     """
 
     before: Function
     stage: Function
     after: Function
     x: list[jax.Array]
+    communicates: bool
 
 
 def run_layers(
@@ -171,18 +174,19 @@ def cut(
     def after(layers: Any, rest: Any, micro: Any, key: Any, x: Any) -> Any:
         return run(layers, rest, micro, key, lambda layer, stacked, given, rng: _like(given, x))
 
-    def traced(function: Function, *arguments: Any) -> tuple[Function, Any]:
+    def traced(function: Function, *arguments: Any) -> tuple[Function, Any, bool]:
         where = [names[i] for i in spread]
         return _pruned(call, function, holders, where, (rest, *example, *arguments))
 
-    run_before, x = traced(before)
+    run_before, x, *communicate = traced(before)
     numbers = jnp.arange(chunk[0].shape[0])
     zeros = [typed_like(jnp.zeros(leaf.shape, leaf.dtype), leaf) for leaf in x]
     # A stage's result may vary over more axes than what it is given at first.
     shapes = traced(stage, list(chunk), numbers, zeros)[1]
     zeros = [typed_like(leaf, shape) for leaf, shape in zip(zeros, shapes, strict=True)]
-    run_stage = traced(stage, list(chunk), numbers, zeros)[0]
-    return Cut(run_before, run_stage, traced(after, zeros)[0], zeros)
+    run_stage, _, *more = traced(stage, list(chunk), numbers, zeros)
+    run_after, _, *most = traced(after, zeros)
+    return Cut(run_before, run_stage, run_after, zeros, any([*communicate, *more, *most]))
 
 
 def given_layers(call: str, loss_of: LossOf, params: list[Any], micro: Any, key: Any) -> list[int]:
@@ -233,8 +237,8 @@ def _check_given(call: str, stacked: Any, layers: Sequence[Any], names: Sequence
 
 def _pruned(
     call: str, function: Function, holders: list[Any], names: Sequence[str], arguments: tuple
-) -> tuple[Function, Any]:
-    """Returns a function of the arguments without the holders, and its results' shapes.
+) -> tuple[Function, Any, bool]:
+    """Returns a function without the holders, its results' shapes, and whether it communicates.
 
     Of the program are left the equations that its results need. It may not read the holders.
     """
@@ -266,7 +270,7 @@ def _pruned(
     def run(*arguments: Any) -> Any:
         return treedef.unflatten(evaluate(*jax.tree.leaves(arguments)))
 
-    return run, shapes
+    return run, shapes, any(_predicates.collectives(jaxpr))
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:

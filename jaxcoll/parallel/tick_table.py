@@ -45,10 +45,17 @@ class TickTable:
     num_cotangents: int
 
 
-def tick_table(schedule: PipelineSchedule, num_micro_batches: int) -> TickTable:
+def tick_table(
+    schedule: PipelineSchedule, num_micro_batches: int, *, in_one: bool = False
+) -> TickTable:
     """Returns a schedule's table.
 
     Nothing goes forward through the last stage but on its way back, where its result is needed.
+
+    Args:
+        schedule: which.
+        num_micro_batches: m.
+        in_one: one section of all ticks.
     """
     p, last = schedule.num_stages, schedule.num_virtual_stages - 1
     tasks = schedule.tasks(num_micro_batches)
@@ -94,7 +101,8 @@ def tick_table(schedule: PipelineSchedule, num_micro_batches: int) -> TickTable:
     for task in tasks:
         if task.direction == "backward" or task.chunk * p + task.rank != last:
             enter(task)
-    return TickTable(tuple(_sections(halves)), num_inputs, num_cotangents)
+    sections = (Section(**halves),) if in_one else tuple(_sections(halves))
+    return TickTable(sections, num_inputs, num_cotangents)
 
 
 def _sections(halves: dict[str, Half]) -> Iterator[Section]:

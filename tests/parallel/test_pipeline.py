@@ -5,6 +5,7 @@ gradient, and with AdamW.
 """
 
 import functools as ft
+import re
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from checks import native_missing
 from flax import nnx
 from jax import lax
 from training import assert_trained_as, batch, mesh_of, start, train
@@ -310,3 +312,66 @@ def test_with_a_state_in_parts(name: str, stage: int):
     assert_trained_as(state.unpadded().params, expected.params)
     moved = jaxcoll.reshard(state, start(plain, data, mesh_of(data=2), clipped).specs)
     assert_trained_as(moved.params, expected.params)
+
+
+# ---- What a compiled step holds ------------------------------------------------------------------
+
+
+def compiled(axes: dict[str, int], micro: int, examples: int, name: str, model: Any) -> Any:
+    """Returns a compiled step, with so many examples in a micro-batch."""
+    mesh = mesh_of(**axes)
+    over = tuple(axis for axis in axes if axis not in ("pipe", "tensor"))
+    data = batch(micro * examples)
+    model = pipelined(model, micro, **SCHEDULES[name])
+    if "fsdp" in axes:
+        model = fully_shard(model, "fsdp", min_weight_size=16)
+    state = start(model, data, mesh)
+    step = data_parallel_train_step(model, axis_name=over)
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(state.specs, jax.P(over)), out_specs=(state.specs, jax.P())
+    )
+    return jax.jit(mapped).lower(state, data).compile()
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_memory_is_as_predicted(name: str, p: int):
+    """Between 16 and 32 micro-batches, GPipe's grows by their inputs, and no other's does."""
+    examples = 256
+    peaks, held = [], []
+    for micro in (16, 32):
+        model = OfLinen(3 * p)
+        step = compiled({"pipe": p}, micro, examples, name, model)
+        peaks.append(step.memory_analysis().temp_size_in_bytes)
+        options = SCHEDULES[name]
+        schedule = jaxcoll.PipelineSchedule(options["schedule"], p, options.get("num_chunks", 0))
+        held.append(schedule.peak_inflight(micro))
+    one = examples * WIDTH * 8
+    grown = (peaks[1] - peaks[0]) / one
+    assert grown == pytest.approx(held[1] - held[0], abs=0.5)
+    assert (grown > 15) == (name == "gpipe")
+
+
+def test_1f1b_needs_less_than_gpipe():
+    peaks = {
+        name: compiled({"pipe": 2}, 16, 256, name, OfLinen(4)).memory_analysis().temp_size_in_bytes
+        for name in ("gpipe", "1f1b")
+    }
+    assert peaks["gpipe"] - peaks["1f1b"] > 10 * 256 * WIDTH * 8
+
+
+@pytest.mark.skipif(native_missing() is not None, reason="counts the native calls")
+@pytest.mark.parametrize("axes", [{"pipe": 2}, {"pipe": 2, "data": 2}, {"pipe": 2, "fsdp": 2}])
+def test_what_is_communicated(axes: dict[str, int]):
+    """Two permutations in each tick; beside them each parameter meets its like once in a step."""
+    text = compiled(axes, 4, 8, "1f1b", OfLinen(4)).as_text()
+    count = {
+        op: len(re.findall(rf'custom_call_target="jaxcoll_{op}"', text))
+        for op in ("ppermute", "all_reduce", "all_gather", "reduce_scatter")
+    }
+    assert count["ppermute"] == 2  # in the one loop that there is
+    # What is outside of the layers, over the pipeline; gradients and metrics, over the batch.
+    assert count["all_reduce"] == (1 if axes == {"pipe": 2} else 2)
+    parts = 8 if "fsdp" in axes else 0
+    assert count["all_gather"] == count["reduce_scatter"] == parts
+    assert f"f64[4,{WIDTH},12]" not in text  # of no rank are all layers

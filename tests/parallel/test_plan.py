@@ -1,0 +1,205 @@
+"""`ParallelPlan`: every pair of axes, triples and all four, each the training of one device.
+
+In float64, leaf by leaf, to 1e-10: with plain gradient descent, which shows every wrong factor of a
+gradient, and with AdamW.
+"""
+
+import functools as ft
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from training import assert_trained_as
+
+import jaxcoll
+from jaxcoll import ParallelPlan
+from jaxcoll.models import TransformerLM
+from jaxcoll.parallel.pipeline import sequential
+from jaxcoll.parallel.pure_model import as_pure
+
+OPTIMIZERS = {"sgd": optax.sgd(0.3), "adamw": optax.adamw(0.02)}
+AXES: dict[str, dict[str, int]] = {
+    "data, fsdp": {"data": 2, "fsdp": 3},
+    "data, tensor": {"data": 4, "tensor": 2},
+    "data, pipe": {"data": 2, "pipe": 4},
+    "fsdp, tensor": {"fsdp": 2, "tensor": 3},
+    "fsdp, pipe": {"fsdp": 2, "pipe": 3},
+    "tensor, pipe": {"tensor": 2, "pipe": 2},
+    "tensor 3, pipe": {"tensor": 3, "pipe": 2},
+    "data, fsdp, tensor": {"data": 2, "fsdp": 2, "tensor": 2},
+    "data, fsdp, pipe": {"data": 2, "fsdp": 2, "pipe": 2},
+    "data, tensor, pipe": {"data": 2, "tensor": 2, "pipe": 2},
+    "fsdp, tensor, pipe": {"fsdp": 2, "tensor": 2, "pipe": 2},
+    "all four": {"data": 1, "fsdp": 2, "tensor": 2, "pipe": 2},
+    "one device": {"data": 1},
+}
+# Of the pipeline, and of the state; all of them are in test_pipeline.py.
+KINDS: dict[str, tuple[Any, int]] = {"1f1b, ZeRO-3": ("1f1b", 3), "interleaved": ("interleaved", 2)}
+LAYERS, TOKENS = 5, 6
+
+
+def batch() -> Any:
+    windows = np.random.default_rng(0).integers(0, 12, (24, TOKENS + 1))
+    return windows[:, :-1], windows[:, 1:]
+
+
+def loss_fn(axis: str | None, logits: Any, batch: Any) -> Any:
+    losses = jaxcoll.vocab_parallel_cross_entropy(logits, batch[1], axis)
+    return losses.sum(), losses.size
+
+
+def of_linen(axis: str | None, mesh: Any) -> Any:
+    return TransformerLM(
+        12, LAYERS, 24, 6, mlp_ratio=1, axis_name=axis, mesh=mesh, param_dtype=jnp.float64
+    )
+
+
+class OfNnx(nnx.Module):
+    """Its layers are stacked by hand; its embedding alone is split over tensor ranks."""
+
+    def __init__(self, axis: str | None, mesh: Any) -> None:
+        rngs, options = nnx.Rngs(0), {"param_dtype": jnp.float64}
+        split: dict[str, Any] = {"axis_name": axis, "mesh": mesh, **options}
+        self.embed = jaxcoll.nnx.VocabParallelEmbed(12, 24, rngs=rngs, **split)
+        self.layer = nnx.LayerNorm(24, rngs=rngs, **options)
+        up, down = (jax.random.normal(rngs(), (LAYERS, *shape)) for shape in ((24, 12), (12, 24)))
+        self.up, self.down = nnx.Param(0.2 * up), nnx.Param(0.2 * down)
+
+    def __call__(self, tokens: Any, pipeline: Any = sequential) -> Any:
+        def layer(params: Any, x: Any) -> Any:
+            return x + jnp.tanh(self.layer(x) @ params["up"]) @ params["down"]
+
+        x = pipeline(layer, {"up": self.up, "down": self.down}, self.embed(tokens))
+        return self.embed.attend(x)
+
+
+LIBRARIES: dict[str, Any] = {"linen": of_linen, "nnx": OfNnx}
+
+
+@ft.cache
+def trained_alone(library: str, optimizer: str) -> Any:
+    model, data = as_pure("test", LIBRARIES[library](None, None)), batch()
+    init = jax.jit(lambda key, x: nn.unbox(model.init(key, x)))
+    variables = init(jax.random.split(jax.random.key(0))[0], data[0])
+    params = first = variables.pop("params")
+
+    def loss(params: Any) -> Any:
+        logits, _ = model.apply({"params": params, **variables}, data[0], jax.random.key(0))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, data[1]).mean()
+
+    @jax.jit
+    def step(params: Any, opt_state: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = OPTIMIZERS[optimizer].update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    opt_state, losses = OPTIMIZERS[optimizer].init(params), []
+    for _ in range(4):
+        params, opt_state, value = step(params, opt_state)
+        losses.append(float(value))
+    return first, params, losses
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+def plan_of(axes: dict[str, int], **options: Any) -> ParallelPlan:
+    count = int(np.prod(list(axes.values())))
+    return ParallelPlan(axes, devices=jax.devices()[:count], **options)
+
+
+@pytest.mark.product(
+    axes=tuple(AXES),
+    kind=tuple(KINDS),
+    library=tuple(LIBRARIES),
+    optimizer=tuple(OPTIMIZERS),
+    accumulate=(1, 2),
+)
+def test_trains_as_on_one_device(
+    axes: str, kind: str, library: str, optimizer: str, accumulate: int
+):
+    sizes = AXES[axes]
+    schedule, stage = KINDS[kind]
+    fsdp = {"stage": stage, "min_weight_size": 16, "bucket_bytes": 1000}
+    plan = plan_of(
+        sizes,
+        fsdp=fsdp if "fsdp" in sizes else None,
+        accumulate=accumulate,
+        num_micro_batches=3 if sizes.get("data", 1) < 4 else 1,
+        schedule=schedule if sizes.get("pipe", 1) < 3 else "1f1b",
+    )
+    axis = "tensor" if "tensor" in sizes else None
+    model, data = LIBRARIES[library](axis, plan.mesh if axis else None), batch()
+    state = plan.init(model, OPTIMIZERS[optimizer], jax.random.key(0), data)
+    first, expected, losses = trained_alone(library, optimizer)
+    for got, want in zip(*map(jax.tree.leaves, (state.unpadded().params, first)), strict=True):
+        np.testing.assert_array_equal(got, want)
+    step = plan.build_train_step(ft.partial(loss_fn, axis))
+    found = []
+    for _ in range(4):
+        state, metrics = step(state, data)
+        found.append(float(metrics["loss"]))
+    np.testing.assert_allclose(found, losses, rtol=1e-10)
+    assert_trained_as(state.unpadded().params, expected)
+    for leaf in jax.tree.leaves(state.params):  # what is called a copy is one
+        by_place: dict[str, list[Any]] = {}
+        for shard in leaf.addressable_shards:
+            by_place.setdefault(str(shard.index), []).append(np.asarray(shard.data))
+        for one, *rest in by_place.values():
+            for other in rest:
+                np.testing.assert_array_equal(other, one)
+
+
+def test_without_axes_of_a_batch():
+    plan, data = plan_of({"pipe": 2}, schedule="1f1b"), batch()
+    state = plan.init(of_linen(None, None), OPTIMIZERS["sgd"], jax.random.key(0), data)
+    step = plan.build_train_step(ft.partial(loss_fn, None), donate=False)
+    after, metrics = step(state, plan.shard_batch(data))
+    again, _ = step(state, data)  # the state was not donated
+    jax.tree.map(np.testing.assert_array_equal, again.params, after.params)
+    assert float(metrics["loss"]) == pytest.approx(trained_alone("linen", "sgd")[2][0], rel=1e-10)
+
+
+def test_described():
+    plan = plan_of({"tensor": 2, "data": 2, "pipe": 2})
+    assert plan.mesh.axis_names == ("pipe", "data", "tensor")
+    assert repr(plan) == "ParallelPlan({'pipe': 2, 'data': 2, 'tensor': 2})"
+    model = of_linen("tensor", plan.mesh)
+    state = plan.init(model, OPTIMIZERS["sgd"], jax.random.key(0), batch())
+    text = plan.describe(state)
+    assert text.startswith("mesh of 8 devices: pipe 2 x data 2 x tensor 2\n")
+    (line,) = [line for line in text.split("\n") if "'up'" in line or "['up']" in line][:1]
+    # 5 layers are 6 on 2 stages, 24 features are 12 on 2 ranks.
+    assert "PartitionSpec('pipe', None, 'tensor')" in line.replace("P(", "PartitionSpec(")
+    assert "(3, 24, 12)" in line
+
+
+def test_errors():
+    data, key = batch(), jax.random.key(0)
+    with pytest.raises(ValueError, match=r"axes: expected names out of .* 'tensr'\. Did you mean"):
+        ParallelPlan({"data": 2, "tensr": 2})
+    with pytest.raises(ValueError, match='fsdp: options, but there is no axis "fsdp"'):
+        plan_of({"data": 2}, fsdp={"stage": 2})
+    with pytest.raises(ValueError, match="build_train_step: no model yet: call init"):
+        plan_of({"data": 2}).build_train_step()
+    with pytest.raises(ValueError, match='splits nothing over "tensor", whose ranks would all'):
+        plan_of({"tensor": 2}).init(of_linen(None, None), optax.sgd(0.1), key, data)
+    with pytest.raises(
+        TypeError, match=r"ParallelPlan\.init: model: expected one whose __call__ t"
+    ):
+        plan_of({"pipe": 2}).init(jaxcoll.models.SimpleClassifier(), optax.sgd(0.1), key, data)
+    plan = plan_of({"pipe": 8})
+    with pytest.raises(ValueError, match="model: 5 layers can't be spread over 8 stages"):
+        plan.init(of_linen(None, None), optax.sgd(0.1), key, data)
+    plan = plan_of({"data": 2, "pipe": 2}, num_micro_batches=5)
+    state = plan.init(of_linen(None, None), optax.sgd(0.1), key, data)
+    with pytest.raises(ValueError, match=r"12 examples on each device can't be split into 5 micro"):
+        plan.build_train_step(ft.partial(loss_fn, None))(state, data)
