@@ -2,25 +2,24 @@
 
     python examples/train_lm.py           # three to four minutes on two cores
     python examples/train_lm.py --help
-    python examples/train_lm.py --mesh data=2,tensor=2 --async-tp
-    jaxcoll run -n 2 --devices-per-process 4 examples/train_lm.py --mesh data=4,tensor=2
+    python examples/train_lm.py --mesh data=2,fsdp=2,tensor=2
+    python examples/train_lm.py --mesh pipe=2,data=2,tensor=2 --num-layers 4
+    jaxcoll run -n 2 --devices-per-process 4 examples/train_lm.py --mesh data=4,tensor=2 --async-tp
 
-It needs `pip install 'jaxcoll[demo]'`. The part to copy is `make_train_step`: one `jax.shard_map`
-whose gradients go through one `jaxcoll.all_reduce`; with a tensor axis, the model's layers
-communicate as well. What isn't training is in `support/`.
+It needs `pip install 'jaxcoll[demo]'`. The part to copy is `main`: a `jaxcoll.ParallelPlan`, the
+state that it makes and the step that it builds. What isn't training is in `support/`.
 """
 
 import dataclasses
 import functools as ft
 import pathlib
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import bigram, data, evaluation, generate, meshes, report, timing
 from support.checkpoints import Checkpoints
@@ -57,7 +56,9 @@ class Run:
 
     out: str = option("out/train_lm", "folder for the checkpoints and the picture")
     devices: int = option(8, "simulated CPU devices, a divisor of --batch and --eval-windows")
-    mesh: str = option("data=-1", "axes data and tensor with their sizes, such as data=2,tensor=2")
+    mesh: str = option("data=-1", "axes pipe, data, fsdp and tensor, such as data=2,tensor=2")
+    schedule: str = option("1f1b", "of a pipeline: gpipe, 1f1b or interleaved")
+    micro_batches: int = option(4, "of a pipeline, of each device's windows")
     async_tp: bool = option(False, "tensor parallelism in collective matmuls, sequence split")
     minutes: float = option(3.0, "limit of the training; a slow machine does fewer steps in it")
     checkpoint_every: int = option(200, "steps between checkpoints, 1 or more; also at the end")
@@ -68,53 +69,37 @@ class Run:
     compare_seconds: float = option(30.0, "seconds of timing native against lax, 0 for none")
 
 
-class TrainState(NamedTuple):
-    params: Any
-    opt_state: Any
-
-
-def make_optimizer(config: Config, position: jax.typing.ArrayLike) -> optax.GradientTransformation:
-    """Return AdamW with a warmup by steps and a cosine decay by `position`, 0 to `config.steps`."""
+def learning_rate(config: Config, step: int, position: float) -> float:
+    """Return the rate after a warmup by steps and a cosine decay by `position`."""
     warmup_steps = max(1, min(config.warmup_steps, config.steps // 4))
-    warmup = optax.linear_schedule(0.0, 1.0, warmup_steps)
-    decay = optax.cosine_decay_schedule(config.learning_rate, config.steps, alpha=0.05)
-    adamw = optax.adamw(jnp.asarray(decay(position)), b2=0.98, weight_decay=config.weight_decay)
-    return optax.chain(adamw, optax.scale_by_schedule(warmup))
+    decay = 0.525 + 0.475 * np.cos(np.pi * min(position / config.steps, 1.0))
+    return config.learning_rate * min(step / warmup_steps, 1.0) * float(decay)
+
+
+def next_byte_loss(axis_name: str | None, logits: jax.Array, batch: Any) -> Any:
+    """Return the sum of the losses in nats, and how many they are."""
+    losses = jaxcoll.vocab_parallel_cross_entropy(logits, batch[1], axis_name)
+    return losses.sum(), losses.size
 
 
 def window_losses(model: TransformerLM, params: Any, windows: jax.Array) -> jax.Array:
     """Return the mean loss of each window in nats per byte: (B, T + 1) bytes to (B,)."""
-    tokens = windows.astype(jnp.int32)
-    logits = model.apply(params, tokens[:, :-1])  # (B, T, 256), or a rank's part of the 256
-    losses = jaxcoll.vocab_parallel_cross_entropy(logits, tokens[:, 1:], model.axis_name)
-    return losses.mean(axis=1)
+    tokens = windows.astype(np.int32)
+    logits = model.apply({"params": params}, tokens[:, :-1])  # (B, T, 256)
+    return jaxcoll.vocab_parallel_cross_entropy(logits, tokens[:, 1:], None).mean(axis=1)
 
 
-def make_train_step(
-    model: TransformerLM, config: Config, mesh: Mesh, specs: Any, *, sync: bool = True
-) -> Step:
-    """Return the jitted step; with `sync=False` each device trains alone, to time the rest."""
+def with_rates(step: Any, config: Config) -> Step:
+    """Return a step that sets its learning rate, by its number and its position in the run."""
 
-    def mean_loss(params: Any, windows: jax.Array) -> jax.Array:
-        return window_losses(model, params, windows).mean()
+    def step_at(state: Any, batch: Any, number: int, position: float) -> tuple[Any, jax.Array]:
+        rate = np.float32(learning_rate(config, number, position))
+        inner = state.opt_state
+        inner = inner._replace(hyperparams={**inner.hyperparams, "learning_rate": rate})
+        state, metrics = step(dataclasses.replace(state, opt_state=inner), batch)
+        return state, metrics["loss"]
 
-    def train_step(state: TrainState, windows: jax.Array, position: jax.Array) -> tuple[Any, Any]:
-        # Differentiate with respect to a per-device copy: for parameters that are typed as the
-        # same on all devices JAX would sum the gradients by itself, and not through jaxcoll.
-        params = jax.lax.pcast(state.params, "data", to="varying")
-        loss, grads = jax.value_and_grad(mean_loss)(params, windows)
-        if sync:
-            loss, grads = jaxcoll.all_reduce((loss, grads), "data", op="mean")
-        optimizer = make_optimizer(config, position)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
-
-    in_specs, out_specs = (specs, P("data"), P()), (specs, P())
-    # Without the sync the results differ between devices, which check_vma would rightly refuse.
-    mapped = jax.shard_map(
-        train_step, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=sync
-    )
-    return jax.jit(mapped, donate_argnums=0)
+    return step_at
 
 
 def main() -> int:
@@ -123,44 +108,41 @@ def main() -> int:
     # Before anything else uses JAX.
     jaxcoll.simulate_cpu_devices(meshes.num_devices(sizes, run.devices))
     jaxcoll.initialize()  # does nothing in a process that is alone
-    mesh = jaxcoll.make_mesh(sizes)
     checkpoints, losses = Checkpoints(pathlib.Path(run.out, "checkpoints"), keep=run.resume), []
     if resume := run.resume or checkpoints.are_of_this_job():
         saved, losses = checkpoints.latest_record()
         config = Config(**saved)
     full_length = config.steps >= Config.steps and run.minutes >= Run.minutes
-
     corpus = data.load_corpus()
+
+    plan = jaxcoll.ParallelPlan(
+        sizes, num_micro_batches=run.micro_batches, schedule=run.schedule
+    )
     whole = TransformerLM(256, config.num_layers, config.width, config.num_heads)
-    splits = mesh.shape["tensor"] > 1
+    axis = "tensor" if plan.mesh.shape.get("tensor", 1) > 1 else None
     # The same model, and the same parameters, with its layers split over the axis.
     model = whole.clone(
-        axis_name="tensor" if splits else None,
-        mesh=mesh,
-        sequence_parallel=run.async_tp,
-        overlap=run.async_tp,
+        axis_name=axis, mesh=plan.mesh, sequence_parallel=run.async_tp, overlap=run.async_tp
     )
+    adamw = optax.inject_hyperparams(optax.adamw, static_args=("b2", "weight_decay"))
+    optimizer = adamw(learning_rate=0.0, b2=0.98, weight_decay=config.weight_decay)
 
-    def init(key: jax.Array) -> TrainState:
-        params = model.init(key, jnp.zeros((1, config.context), jnp.int32))
-        return TrainState(params, make_optimizer(config, 0).init(params))
-
-    key = jax.random.key(config.seed)
-    specs = nn.get_partition_spec(jax.eval_shape(init, key))
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    state = jax.jit(lambda key: nn.unbox(init(key)), out_shardings=shardings)(key)
-    about = report.describe(state.params, config.batch, config.context, mesh)
-    say(corpus.describe(), about, sep="\n", flush=True)
-
-    def batch_of(step: int) -> jax.Array:  # (B, T + 1)
+    def batch_of(step: int) -> tuple[jax.Array, jax.Array]:  # (B, T) each: inputs, labels
         shape = (config.batch, config.context + 1)
         windows = ft.partial(data.random_windows, corpus.training, shape, (config.seed, step))
         # Of a process that is one of several, its part alone is read.
-        return jax.make_array_from_callback(shape, NamedSharding(mesh, P("data")), windows)
+        sharding = NamedSharding(plan.mesh, P(plan.batch_axes))
+        make = ft.partial(jax.make_array_from_callback, (config.batch, config.context), sharding)
+        parts = (slice(None, -1), slice(1, None))
+        return tuple(make(lambda i, p=p: windows(i)[:, p].astype(np.int32)) for p in parts)
 
+    state = plan.init(model, optimizer, jax.random.key(config.seed), batch_of(0))
+    about = report.describe(state.params, config.batch, config.context, plan.mesh)
+    say(corpus.describe(), about, sep="\n", flush=True)
     if resume:
         state = checkpoints.restore(len(losses), like=state)
-    step = make_train_step(model, config, mesh, specs)
+    loss_fn = ft.partial(next_byte_loss, axis)
+    step = with_rates(plan.build_train_step(loss_fn), config)
     state = train(step, state, losses, batch_of, config, run, checkpoints)
     if len(losses) == run.stop_after:
         say(f"stopped after step {len(losses)}; --resume goes on from there")
@@ -169,13 +151,17 @@ def main() -> int:
     if len(losses) < config.steps:
         say(f"the limit of {run.minutes} minutes: {len(losses)} of {config.steps} steps")
     windows = data.even_windows(corpus.held_out, (run.eval_windows, config.context + 1))
-    alone = None if splits else make_train_step(model, config, mesh, specs, sync=False)
-    inputs = (batch_of(0), float(config.steps))
-    params = jaxcoll.reshard(state.params, P(), mesh=mesh)  # of `whole`, on all devices
+    alone = None
+    if set(sizes) == {"data"}:
+        alone = with_rates(timing.without_sync(plan.mesh, model, loss_fn), config)
+    inputs = (batch_of(0), len(losses), float(config.steps))
+    params = jaxcoll.reshard(state.unpadded().params, P(), mesh=plan.mesh)  # on all devices
     passed = report.finish(
         report.Result(
             losses=losses,
-            held_out=evaluation.losses(ft.partial(window_losses, whole), params, windows, mesh),
+            held_out=evaluation.losses(
+                ft.partial(window_losses, whole), params, windows, plan.mesh, plan.batch_axes
+            ),
             bigram=bigram.losses(bigram.fit(corpus.training), windows),
             sample=generate.generate(whole, params, config.context, run.sample_bytes),
             comparison=timing.compare(step, alone, state, inputs, run.compare_seconds),

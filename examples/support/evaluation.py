@@ -1,5 +1,6 @@
 """Measure a model on windows of text, spread over the devices."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,23 +17,25 @@ def losses(
     params: Any,
     windows: np.ndarray,
     mesh: Mesh,
+    axes: tuple[str, ...],
 ) -> np.ndarray:
     """Return each window's loss.
 
     Args:
         window_losses: Maps parameters and windows, `(b, t)`, to a loss per window, `(b,)`.
         params: The same on all devices of `mesh`.
-        windows: Shape `(n, t)`, n a multiple of the ranks of axis `"data"`.
-        mesh: With that axis; ranks of others do the same.
+        windows: Shape `(n, t)`, n a multiple of the ranks of the axes.
+        mesh: Where.
+        axes: Over which windows are split; ranks of others do the same.
 
     Returns:
         Shape `(n,)`.
     """
-    mapped = jax.shard_map(window_losses, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    mapped = jax.shard_map(window_losses, mesh=mesh, in_specs=(P(), P(axes)), out_specs=P(axes))
     # On all devices, so that every process has all of them.
     step = jax.jit(mapped, out_shardings=NamedSharding(mesh, P()))
-    at_once = _WINDOWS_AT_ONCE * mesh.shape["data"]
-    sharding = NamedSharding(mesh, P("data"))
+    at_once = _WINDOWS_AT_ONCE * math.prod(mesh.shape[axis] for axis in axes)
+    sharding = NamedSharding(mesh, P(axes))
     parts = np.split(windows, range(at_once, len(windows), at_once))
     placed = [jax.make_array_from_callback(p.shape, sharding, p.__getitem__) for p in parts]
     return np.concatenate([step(params, part) for part in placed])

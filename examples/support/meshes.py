@@ -2,13 +2,13 @@
 
 import math
 
-AXES = ("data", "tensor")
+AXES = ("pipe", "data", "fsdp", "tensor")
 
 
 def parse(text: str) -> dict[str, int]:
-    """Read `"data=2,tensor=2"`: the sizes of both axes, the slowest first.
+    """Read `"data=2,tensor=2"`: the sizes of the axes that there are.
 
-    Without `tensor` it is 1, without `data` that is what is left, -1.
+    Where none of `data` and `fsdp` is there, `data` is what is left, -1.
 
     Raises:
         SystemExit: It is something else.
@@ -22,7 +22,7 @@ def parse(text: str) -> dict[str, int]:
                 f"data=2,tensor=2, got {text!r}"
             )
         sizes[name] = int(size)
-    return {**sizes, "data": sizes.get("data", -1), "tensor": sizes.get("tensor", 1)}
+    return sizes if {"data", "fsdp"} & set(sizes) else {**sizes, "data": -1}
 
 
 def num_devices(sizes: dict[str, int], given: int) -> int:

@@ -43,8 +43,9 @@ def describe(params: Any, batch: int, context: int, mesh: Mesh) -> str:
     # The cores that this process may use, where the system can say; of several, each has its own.
     has_affinity = hasattr(os, "sched_getaffinity") and jax.process_count() == 1
     num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-    tensor = mesh.shape["tensor"]
-    shape = f" ({mesh.shape['data']} of data x {tensor} of tensor)" if tensor > 1 else ""
+    axes = {name: size for name, size in mesh.shape.items() if size > 1}
+    product = " x ".join(f"{size} of {name}" for name, size in axes.items())
+    shape = f" ({product})" if len(axes) > 1 else ""
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return (
         f"Transformer of {count:,} parameters, {batch} x {context} bytes per step, on "

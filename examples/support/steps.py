@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from support.budget import Budget
 from support.checkpoints import Checkpoints
 from support.progress import Progress
@@ -16,7 +14,7 @@ def train(
     step: Step,
     state: Any,
     losses: list[float],
-    batch_of: Callable[[int], jax.Array],
+    batch_of: Callable[[int], Any],
     config: Any,
     run: Any,
     checkpoints: Checkpoints,
@@ -24,7 +22,7 @@ def train(
     """Train from step `len(losses)` on, and keep checkpoints.
 
     Args:
-        step: `(state, batch, position)` to `(state, loss)`.
+        step: `(state, batch, number, position)` to `(state, loss)`.
         state: What it changes; donated.
         losses: Of the steps so far; each step's is appended.
         batch_of: The batch of a step.
@@ -39,7 +37,8 @@ def train(
     budget = Budget(config.steps, limit_s=60 * run.minutes, first_step=len(losses))
     last = run.stop_after or config.steps
     while budget.position < config.steps and len(losses) < last:
-        state, loss = step(state, batch_of(len(losses)), budget.position)
+        number = len(losses)
+        state, loss = step(state, batch_of(number), number, budget.position)
         losses.append(float(loss))
         budget.count_step()
         progress.update(losses[-1], budget.position)

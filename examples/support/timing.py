@@ -8,6 +8,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import jaxcoll
 from support.together import agree, say
@@ -75,6 +78,35 @@ class Comparison:
         """Return the sync's own seconds per step on `path`, per round."""
         assert self.compute_s is not None
         return self.step_s(path) - self.compute_s
+
+
+def without_sync(mesh: Mesh, model: Any, loss_fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return a data-parallel step without its sync: each device trains alone, to time the rest.
+
+    Args:
+        mesh: Of an axis `"data"` alone.
+        model: A linen module.
+        loss_fn: Maps its outputs and the batch to a sum and its weight.
+    """
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+        def loss(params: Any) -> jax.Array:
+            total, weight = loss_fn(model.apply({"params": params}, batch[0]), batch)
+            return total / weight
+
+        value, grads = jax.value_and_grad(loss)(state.params)
+        updates, opt_state = state.optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        new = dataclasses.replace(
+            state, step=state.step + 1, params=params, opt_state=opt_state
+        )
+        return new, {"loss": value}
+
+    # The results differ between devices, which check_vma would rightly refuse.
+    mapped = jax.shard_map(
+        train_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False
+    )
+    return jax.jit(mapped, donate_argnums=0)
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
