@@ -48,8 +48,17 @@ CXX_ONLY_IN = {
 # parallel's modules do not know each other, but for the data that they share and the composer.
 PARALLEL_SHARED = {
     *("after", "batches", "clipping", "elementwise", "gathered_scan", "partitioned", "pieces"),
-    *("piecewise", "precision", "pure_model", "regions", "schedule", "shares", "splits"),
-    *("stacked", "state", "step", "synchronize", "zero", "compressed_mean", "quantization"),
+    *("piecewise", "precision", "pure_model", "regions", "reshard", "schedule", "shares"),
+    *(
+        "splits",
+        "stacked",
+        "state",
+        "step",
+        "synchronize",
+        "zero",
+        "compressed_mean",
+        "quantization",
+    ),
 }
 PARALLEL_COMPOSERS = {"plan", "__init__"}
 
