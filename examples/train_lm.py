@@ -82,10 +82,10 @@ def next_byte_loss(axis_name: str | None, logits: jax.Array, batch: Any) -> Any:
     return losses.sum(), losses.size
 
 
-def window_losses(model: TransformerLM, params: Any, windows: jax.Array) -> jax.Array:
+def window_losses(model: TransformerLM, variables: Any, windows: jax.Array) -> jax.Array:
     """Return the mean loss of each window in nats per byte: (B, T + 1) bytes to (B,)."""
     tokens = windows.astype(np.int32)
-    logits = model.apply({"params": params}, tokens[:, :-1])  # (B, T, 256)
+    logits = model.apply(variables, tokens[:, :-1])  # (B, T, 256)
     return jaxcoll.vocab_parallel_cross_entropy(logits, tokens[:, 1:], None).mean(axis=1)
 
 
@@ -115,9 +115,7 @@ def main() -> int:
     full_length = config.steps >= Config.steps and run.minutes >= Run.minutes
     corpus = data.load_corpus()
 
-    plan = jaxcoll.ParallelPlan(
-        sizes, num_micro_batches=run.micro_batches, schedule=run.schedule
-    )
+    plan = jaxcoll.ParallelPlan(sizes, num_micro_batches=run.micro_batches, schedule=run.schedule)
     whole = TransformerLM(256, config.num_layers, config.width, config.num_heads)
     axis = "tensor" if plan.mesh.shape.get("tensor", 1) > 1 else None
     # The same model, and the same parameters, with its layers split over the axis.
@@ -155,15 +153,16 @@ def main() -> int:
     if set(sizes) == {"data"}:
         alone = with_rates(timing.without_sync(plan.mesh, model, loss_fn), config)
     inputs = (batch_of(0), len(losses), float(config.steps))
-    params = jaxcoll.reshard(state.unpadded().params, P(), mesh=plan.mesh)  # on all devices
+    # Of `whole`, on all devices.
+    variables = {"params": jaxcoll.reshard(state.unpadded().params, P(), mesh=plan.mesh)}
     passed = report.finish(
         report.Result(
             losses=losses,
             held_out=evaluation.losses(
-                ft.partial(window_losses, whole), params, windows, plan.mesh, plan.batch_axes
+                ft.partial(window_losses, whole), variables, windows, plan.mesh, plan.batch_axes
             ),
             bigram=bigram.losses(bigram.fit(corpus.training), windows),
-            sample=generate.generate(whole, params, config.context, run.sample_bytes),
+            sample=generate.generate(whole, variables, config.context, run.sample_bytes),
             comparison=timing.compare(step, alone, state, inputs, run.compare_seconds),
             tokens_per_step=config.batch * config.context,
             about=about,

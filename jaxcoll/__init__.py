@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from jaxcoll.nn.norms import TPRMSNorm as TPRMSNorm
     from jaxcoll.nn.sharded_linear import ShardedLinear as ShardedLinear
     from jaxcoll.nn.stacked import stacked_layers as stacked_layers
+    from jaxcoll.parallel.checkpoints import Checkpoints as Checkpoints
     from jaxcoll.parallel.clipping import clip_by_global_norm as clip_by_global_norm
     from jaxcoll.parallel.clipping import global_norm as global_norm
     from jaxcoll.parallel.data import DataParallel as DataParallel
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 
 # Public name -> module; loaded on first use, so that `import jaxcoll` costs next to nothing.
 _HOMES = {
+    "Checkpoints": "jaxcoll.parallel.checkpoints",
     "CollectiveError": "jaxcoll._errors",
     "ColumnParallelDense": "jaxcoll.nn.dense",
     "DataParallel": "jaxcoll.parallel.data",

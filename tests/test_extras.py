@@ -39,7 +39,7 @@ for module in (jaxcoll, jaxcoll.models, jaxcoll.nnx, jaxcoll.optax):
 """
 
 
-@pytest.mark.parametrize("blocked", [("flax",), ("optax",)])
+@pytest.mark.parametrize("blocked", [("flax",), ("optax",), ("orbax",)])
 def test_names_say_what_to_install(blocked: tuple[str, ...], tmp_path: pathlib.Path):
     script = tmp_path / "blocked.py"
     script.write_text(BLOCKED.format(blocked=blocked))
@@ -47,9 +47,12 @@ def test_names_say_what_to_install(blocked: tuple[str, ...], tmp_path: pathlib.P
     missing = [line.split("|") for line in done.stdout.splitlines()]
     for module, name, text in missing:
         assert f"{module}.{name} needs {blocked[0]}, which is not installed" in text
-        assert text.endswith("pip install 'jaxcoll[flax]'")
+        extra = "orbax" if "orbax" in blocked else "flax"
+        assert text.endswith(f"pip install 'jaxcoll[{extra}]'")
     if "flax" in blocked:
         lacking = {name for module, name, _ in missing if module == "jaxcoll"}
         assert lacking == {*jaxcoll.__all__} - WITHOUT_FLAX - {"__version__"}
         others = {name for module, name, _ in missing if module != "jaxcoll"}
         assert others == {*jaxcoll.models.__all__, *jaxcoll.nnx.__all__}  # optax needs no flax
+    if "orbax" in blocked:
+        assert [name for _, name, _ in missing] == ["Checkpoints"]

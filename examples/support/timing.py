@@ -97,9 +97,7 @@ def without_sync(mesh: Mesh, model: Any, loss_fn: Callable[[Any, Any], Any]) -> 
         value, grads = jax.value_and_grad(loss)(state.params)
         updates, opt_state = state.optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        new = dataclasses.replace(
-            state, step=state.step + 1, params=params, opt_state=opt_state
-        )
+        new = dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
         return new, {"loss": value}
 
     # The results differ between devices, which check_vma would rightly refuse.

@@ -10,7 +10,7 @@ from processes.run_job import JOBS, ROOT
 
 SCRIPT = ROOT / "examples" / "train_lm.py"
 TINY = (
-    *("--steps=24", "--batch=8", "--context=16", "--num-layers=1", "--width=32", "--num-heads=2"),
+    *("--steps=24", "--batch=8", "--context=16", "--num-layers=2", "--width=32", "--num-heads=2"),
     *("--eval-windows=16", "--sample-bytes=8", "--compare-seconds=0", "--checkpoint-every=6"),
     "--devices=4",
 )
@@ -67,13 +67,26 @@ def test_two_processes(losses_of_one: list[float], tmp_path: Path):
     assert saved_losses(tmp_path) == losses_of_one
 
 
-def test_tensor_parallel(losses_of_one: list[float], tmp_path: Path):
-    """In collective matmuls, interrupted and resumed: the losses of data parallelism, nearly."""
-    split = ("--mesh=data=2,tensor=2", "--async-tp", f"--out={tmp_path}")
-    output = run(*TWO_PROCESSES, SCRIPT, *split, *TINY, "--stop-after=9")
-    assert "on 4 simulated devices (2 of data x 2 of tensor) in 2 processes" in output
+@pytest.mark.parametrize(
+    ("mesh", "axes"),
+    [
+        ("data=2,tensor=2", "2 of data x 2 of tensor"),
+        ("data=2,fsdp=2,tensor=2", "2 of data x 2 of fsdp x 2 of tensor"),
+        ("pipe=2,data=2,tensor=2", "2 of pipe x 2 of data x 2 of tensor"),
+    ],
+)
+def test_any_product(mesh: str, axes: str, losses_of_one: list[float], tmp_path: Path):
+    """Interrupted and resumed: the losses of data parallelism, nearly."""
+    devices = 2 ** mesh.count("=")
+    processes = ("-m", "jaxcoll", "run", "-n", "2", "--devices-per-process", devices // 2)
+    split = (f"--mesh={mesh}", f"--out={tmp_path}")
+    collective = () if "pipe" in mesh else ("--async-tp",)
+    output = run(*processes, SCRIPT, *split, *collective, *TINY, "--stop-after=9")
+    assert f"on {devices} simulated devices ({axes}) in 2 processes" in output
     assert "stopped after step 9" in output
-    run(*TWO_PROCESSES, SCRIPT, *split, *TINY, "--resume")
+    # Resumed in one process, on another mesh.
+    run(SCRIPT, f"--out={tmp_path}", "--resume", *TINY, "--mesh=fsdp=4", "--stop-after=15")
+    run(*processes, SCRIPT, *split, *collective, *TINY, "--resume")
     losses = saved_losses(tmp_path)
     assert len(losses) == 24
     assert max(abs(a - b) for a, b in zip(losses, losses_of_one, strict=True)) < 1e-3
