@@ -49,16 +49,8 @@ CXX_ONLY_IN = {
 PARALLEL_SHARED = {
     *("after", "batches", "clipping", "elementwise", "gathered_scan", "partitioned", "pieces"),
     *("piecewise", "precision", "pure_model", "regions", "reshard", "schedule", "shares"),
-    *(
-        "splits",
-        "stacked",
-        "state",
-        "step",
-        "synchronize",
-        "zero",
-        "compressed_mean",
-        "quantization",
-    ),
+    *("splits", "stacked", "state", "step", "synchronize", "zero"),
+    *("compressed_mean", "quantization"),
 }
 PARALLEL_COMPOSERS = {"plan", "__init__"}
 
