@@ -27,8 +27,8 @@ class Checkpoints:
     lay on devices: it is restored onto any mesh and under any strategy. It is there as a whole or
     not at all, so a run that is killed while it saves has lost that checkpoint alone.
 
-    In a job of several processes all of them make the object and call `save` and `restore`, on a
-    file system that they share. With `pip install 'jaxcoll[orbax]'`.
+    In a job of several processes all of them make the object and call its methods, on a file system
+    that they share. With `pip install 'jaxcoll[orbax]'`.
 
     Args:
         directory: where; made if missing. One run at a time saves there.
