@@ -17,11 +17,11 @@ SIZES = (1, 2, 3, 4, 8)
 IN, OUT = 24, 48
 
 
-def dense_params(bias: bool = True) -> dict[str, Any]:
+def dense_params(bias: bool = True, out: int = OUT) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    kernel = rng.integers(-4, 5, (IN, OUT)).astype(np.float32)
+    kernel = rng.integers(-4, 5, (IN, out)).astype(np.float32)
     return {"kernel": kernel} | (
-        {"bias": rng.integers(-4, 5, OUT).astype(np.float32)} if bias else {}
+        {"bias": rng.integers(-4, 5, out).astype(np.float32)} if bias else {}
     )
 
 
@@ -55,7 +55,8 @@ def their_layer(
             total = total + apply_dense(shard, x)
         return total
     ys = [apply_dense(shard, x) for shard in shards]
-    half = OUT // size // 2 if split_scatter else OUT // size
+    columns = ys[0].shape[1]
+    half = columns // 2 if split_scatter else columns
     up, down = ys[0][:, :half], ys[0][:, half:]
     for y in ys[1:]:
         up = send(up, size) + y[:, :half]
@@ -69,11 +70,13 @@ def their_layer(
     layout=("stacked", "ring"),
     split=(False, True),
     bias=(True, False),
+    columns=(6, 5),
 )
 def test_exported_weights_compute_the_same_there(
-    size: int, tp_mode: Any, layout: Any, split: bool, bias: bool
+    size: int, tp_mode: Any, layout: Any, split: bool, bias: bool, columns: int
 ):
-    params = dense_params(bias)
+    """Of a number of features on each rank, also an odd one, whose halves differ."""
+    params = dense_params(bias, columns * size)
     theirs = export_tp_dense(params, tp_mode, size, layout, split_scatter=split)
     back = import_tp_dense(theirs, tp_mode, split_scatter=split)
     jax.tree.map(np.testing.assert_array_equal, back, params)

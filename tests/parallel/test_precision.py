@@ -104,6 +104,30 @@ def test_half_precision_does_not_overflow():
     np.testing.assert_allclose(after.params["w"], 1 / 3 - 1, rtol=1e-2)
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_weights_that_differ_between_ranks(stage: Any):
+    """All ranks divide by the same, also while they differentiate, or parts would not fit."""
+    weights = np.array([1.0, 0, 0, 0, 2, 1, 0, 0], np.float32)
+    data = {"inputs": INPUTS, "weights": weights}
+
+    def weighted(outputs: Any, batch: Any) -> Any:
+        return (outputs.sum(1) * batch["weights"]).sum(), batch["weights"].sum()
+
+    mesh = mesh_of(data=4)
+    policy = MixedPrecisionPolicy("bfloat16", "float32", "float32")
+    model = fully_shard((init, apply), stage=stage, min_weight_size=8, mp_policy=policy)
+    state = start(model, data, mesh, optax.sgd(1.0))
+    step = jax.shard_map(
+        data_parallel_train_step(model, loss_fn=weighted),
+        mesh=mesh,
+        in_specs=(state.specs, jax.P("data")),
+        out_specs=(state.specs, jax.P()),
+    )
+    after, _ = jax.jit(step)(state, data)
+    gradient = np.repeat((INPUTS * weights[:, None]).sum(0)[:, None], 4, 1) / 4
+    np.testing.assert_array_equal(after.params["w"], np.float32(1 / 3) - gradient)
+
+
 def test_errors():
     with pytest.raises(TypeError, match="MixedPrecisionPolicy: param_dtype: expected a dtype, got"):
         MixedPrecisionPolicy("halves")
