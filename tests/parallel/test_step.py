@@ -212,7 +212,8 @@ def test_a_parameter_that_two_layers_of_nnx_share(stage: Any):
         def __call__(self, x: Any) -> Any:
             return self.b(jnp.tanh(self.a(x)))[:, :4]
 
-    module, data, mesh = Shared(), batch(8), mesh_of(data=4)
+    module: Any = Shared()
+    data, mesh = batch(8), mesh_of(data=4)
     params = {"w": module.a.kernel[...], "b": module.a.bias[...]}
 
     class Plain:
