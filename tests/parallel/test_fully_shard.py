@@ -424,7 +424,7 @@ def test_parameters_without_a_gradient():
     data, mesh = batch(), mesh_of(data=4)
     model = fully_shard((init, lambda params, x: x @ params["w"]), min_weight_size=1)
     state = start(model, data, mesh)
-    with pytest.raises(TypeError, match=r"fully_shard: model: parameters of dtype int64 have no"):
+    with pytest.raises(TypeError, match=r"model: params\['table'\] of dtype int64 has no"):
         train(data_parallel_train_step(model), state, data, mesh, state.specs)
 
 
