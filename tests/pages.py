@@ -4,6 +4,7 @@ import pathlib
 import re
 import shlex
 
+TESTS = pathlib.Path(__file__).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -27,6 +28,22 @@ def commands(page: pathlib.Path) -> list[list[str]]:
     bodies = [body for kind, body in BLOCK.findall(page.read_text()) if kind == "sh"]
     lines = [line for body in bodies for line in body.splitlines()]
     return [shlex.split(line)[1:] for line in lines if line.startswith("jaxcoll ")]
+
+
+def named_tests(text: str) -> list[tuple[str, str]]:
+    """Returns (file, test) of everything in backticks; the file is a path below `tests/`.
+
+    Raises:
+        ValueError: something in backticks is no test.
+    """
+    found = []
+    for name in re.findall(r"`([^`]*)`", text):
+        match = re.fullmatch(r"([\w/]+\.py)::(\w+)", name)
+        path = TESTS / match[1] if match else TESTS
+        if not match or not re.search(rf"^def {match[2]}\(", path.read_text(), re.MULTILINE):
+            raise ValueError(f"there is no test {name}")
+        found.append((match[1], match[2]))
+    return found
 
 
 def is_as_shown(output: str, shown: str) -> bool:

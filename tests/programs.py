@@ -104,6 +104,10 @@ def grad_of_checkpoint(f: Function, x: Any) -> Any:
     return jax.grad(loss(jax.checkpoint(f)))(x)
 
 
+def grad_of_jit(f: Function, x: Any) -> Any:
+    return jax.grad(loss(jax.jit(f)))(x)
+
+
 def grad_of_scan(f: Function, x: Any) -> Any:
     def total(x: Any) -> Any:
         def step(total: Any, scale: Any) -> Any:
@@ -136,6 +140,12 @@ def grad_of_vmap(f: Function, x: Any) -> Any:
 DERIVATIVES = {
     "first_order": (grad, vjp, jvp),
     "second_order": (grad_of_grad, jvp_of_grad),
-    "control_flow": (grad_of_checkpoint, grad_of_scan, grad_of_cond, grad_inside_custom_vjp),
+    "control_flow": (
+        grad_of_jit,
+        grad_of_checkpoint,
+        grad_of_scan,
+        grad_of_cond,
+        grad_inside_custom_vjp,
+    ),
     "batched": (vmap_of_grad, grad_of_vmap),
 }

@@ -76,6 +76,16 @@ def reference(model: Any, params: Any, data: Any, optimizer: Any = None) -> tupl
     return params, losses
 
 
+def assert_copies_are_equal(tree: Any) -> None:
+    """Compares, bit by bit, what devices hold of the same places of an array."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        first: dict[str, np.ndarray] = {}
+        for shard in leaf.addressable_shards:
+            values = np.asarray(shard.data)
+            want = first.setdefault(str(shard.index), values)
+            np.testing.assert_array_equal(values, want, err_msg=f"{path} on {shard.device}")
+
+
 def assert_trained_as(actual: Any, expected: Any) -> None:
     """Compares parameters leaf by leaf."""
     for (path, got), want in zip(

@@ -69,7 +69,7 @@ class TPClassifier(nn.Module):
         """Returns the logits."""
         x = _vectors(x)
         dense = TPAsyncDense if self.overlap else TPDense
-        features = local_part(x, (None, self.axis_name))
+        features = local_part(x, (None, self.axis_name), "TPClassifier")
         x = nn.relu(
             dense(
                 self.hidden,

@@ -86,9 +86,20 @@ def _device_name(device: Any) -> str:
     name = f"{device.platform}:{device.id}"
     if jax.process_count() > 1:
         name += f" process {device.process_index}"
-    if _engine.knows_hosts() and (host := _engine.host_of(device.process_index)):
+    if host := _host_of(device.process_index):
         name += f" on {host}"
     return name
+
+
+def _host_of(process: int) -> str | None:
+    """Returns the name of a process's host, in one word where that tells which; None of one."""
+    if not _engine.knows_hosts():
+        return None
+    hosts = [_engine.host_of(i) for i in range(jax.process_count())]
+    if len(set(hosts)) == 1:
+        return None
+    names = [host.partition(" ")[0] for host in hosts]
+    return names[process] if len(set(names)) == len(set(hosts)) else hosts[process]
 
 
 def _of_arrays(tree: Any) -> str:

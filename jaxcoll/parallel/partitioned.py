@@ -57,15 +57,23 @@ def split_init(init: Callable[..., Any], spec: P, ndim: int) -> Callable[..., An
     return with_partitioning(init, names) if any(names) else init
 
 
-def local_part(value: jax.Array, names: Names) -> jax.Array:
+def local_part(value: jax.Array, names: Names, call: str = "with_partitioning") -> jax.Array:
     """Returns this rank's part of a global value, which every rank has alike.
 
     Dimensions are split over those of the named axes that are mapped here.
+
+    Raises:
+        ValueError: the ranks can't share a dimension evenly.
     """
     bound = _compat.bound_axes()
     for dimension, axis in enumerate(names):
         if axis in bound:
-            part = value.shape[dimension] // lax.axis_size(axis)
+            part, rest = divmod(value.shape[dimension], lax.axis_size(axis))
+            if rest:
+                raise ValueError(
+                    f"{call}: dimension {dimension} of shape {value.shape} can't be split over the "
+                    f'{bound[axis]} ranks of axis "{axis}".'
+                )
             start = lax.axis_index(axis) * part
             value = lax.dynamic_slice_in_dim(value, start, part, dimension)
     return jnp.asarray(value)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from jaxcoll._sharding import leaf_name
 from jaxcoll.parallel.after import after
 from jaxcoll.parallel.gathered_scan import Stacked, gathered_scan
 from jaxcoll.parallel.pieces import Piece, Program, cut
@@ -49,16 +50,13 @@ class Schedule:
 
 
 def value_and_grad(
-    function: Callable[..., tuple[jax.Array, Any]],
-    params: Sequence[jax.Array],
-    parts: Parts,
-    schedule: Schedule,
-) -> tuple[tuple[jax.Array, Any], list[jax.Array]]:
+    function: Callable[[Any], tuple[jax.Array, Any]], params: Any, parts: Parts, schedule: Schedule
+) -> tuple[tuple[jax.Array, Any], Any]:
     """Returns a function's value and gradients, as `jax.value_and_grad(has_aux=True)`.
 
     Args:
-        function: `(*whole parameters) -> (loss, others)`.
-        params: this rank's.
+        function: `(whole parameters) -> (loss, others)`.
+        params: this rank's, a tree.
         parts: what they are parts of.
         schedule: when they are whole.
 
@@ -66,16 +64,19 @@ def value_and_grad(
         The value, and for each parameter its gradient: of a part as `parts.scatter` gives it, of
         others this rank's own.
     """
-    if wrong := [leaf.dtype for leaf in params if not jnp.issubdtype(leaf.dtype, jnp.floating)]:
-        raise TypeError(
-            f"fully_shard: model: parameters of dtype {wrong[0]} have no gradient. Keep such "
-            "values beside them, in another collection of linen or another nnx.Variable."
-        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"fully_shard: model: params{leaf_name(path)} of dtype {leaf.dtype} has no "
+                "gradient here. Keep such values beside the parameters, in another collection of "
+                "linen or another nnx.Variable."
+            )
+    leaves, treedef = jax.tree.flatten(params)
     whole = [
         leaf if dim is None else jax.eval_shape(lambda part, dim=dim: parts.gather(part, dim), leaf)
-        for leaf, dim in zip(params, parts.split, strict=True)
+        for leaf, dim in zip(leaves, parts.split, strict=True)
     ]
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*whole)
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(treedef.unflatten(whole))
 
     def scan(equation: Any, stacked: dict[int, int]) -> Any:
         layers = {i: _layer(parts, number) for i, number in stacked.items()}
@@ -83,10 +84,10 @@ def value_and_grad(
 
     split = [dim and dim.index for dim in parts.split]
     program = cut(closed, split, schedule.bucket_bytes, scan)
-    run = _Run(program, params, parts, schedule)
+    run = _Run(program, leaves, parts, schedule)
     loss, *others = run.forward()
-    treedef = jax.tree.structure(shapes[1])
-    return (loss, treedef.unflatten(others)), run.backward(loss)
+    others = jax.tree.unflatten(jax.tree.structure(shapes[1]), others)
+    return (loss, others), treedef.unflatten(run.backward(loss))
 
 
 def _layer(parts: Parts, number: int) -> Stacked:

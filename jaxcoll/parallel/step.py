@@ -84,11 +84,7 @@ def build_step(
     def gradients(total: Any, params: Any, split: Split) -> Any:
         if zero is None or zero.stage < 3:
             return jax.value_and_grad(total, has_aux=True)(params)
-        leaves, treedef = jax.tree.flatten(params)
-        value, grads = value_and_grad(
-            lambda *whole: total(treedef.unflatten(whole)), leaves, zero.parts(split), zero.schedule
-        )
-        return value, treedef.unflatten(grads)
+        return value_and_grad(total, params, zero.parts(split), zero.schedule)
 
     def results(state: TrainState, params: Any, batch: Any, rng: Any) -> Results:
         def total(params: Any) -> tuple[jax.Array, Any]:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import assert_conforms, assert_same, mapped, mesh
-from helpers import DIFFERENTIABLE, OPS, Op, blocks
-from programs import DERIVATIVES, Function, weights
+from helpers import DIFFERENTIABLE, EXAMPLES, OPS, Op, blocks
+from programs import DERIVATIVES, Function, vjp, weights
 
 import jaxcoll
 
@@ -31,6 +31,33 @@ def test_derivatives_are_those_of_lax(op: Op, program: str, check_vma: bool, siz
         smooth=True,
         rtol=1e-12,
     )
+
+
+@pytest.mark.product(
+    op=[op for op in DIFFERENTIABLE if op.name[11:] not in ("max", "min")], check_vma=(True, False)
+)
+def test_derivatives_of_complex_numbers(op: Op, check_vma: bool):
+    xs = blocks(op, 3, np.complex128)
+    assert_conforms(op, vjp, mesh(3), xs, check_vma=check_vma, smooth=True, rtol=1e-12)
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["check_vma", "no_check_vma"])
+@pytest.mark.parametrize("op", EXAMPLES, ids=lambda op: op.name)
+def test_results_that_the_loss_does_not_read(op: Op, check_vma: bool):
+    """One leaf of a tree, or the whole call, has no cotangent at all."""
+    ours = op.over("x")["ours"]
+    xs = blocks(op, 2, np.float64)
+
+    def slopes(x: Any) -> Any:
+        def loss(tree: Any) -> Any:
+            ours(tree["c"])
+            return (ours({"a": tree["a"], "b": tree["b"]})["a"] ** 2).sum()
+
+        alone = jax.grad(lambda x: (ours(x) ** 2).sum())(x)
+        return jax.grad(loss)({"a": x, "b": x + 1, "c": x + 2}), alone
+
+    got, alone = jax.jit(mapped(slopes, mesh(2), check_vma=check_vma))(xs)
+    assert_same(got, {"a": alone, "b": np.zeros_like(xs), "c": np.zeros_like(xs)})
 
 
 @pytest.mark.product(op=DIFFERENTIABLE)

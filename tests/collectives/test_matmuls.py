@@ -128,26 +128,31 @@ def test_nothing_and_one(kind: str, shape: tuple[int, int, int]):
     assert_same(ys, reference(kind, xs, ws))
 
 
-def test_half_precision_is_rounded_once():
-    xs = np.ones((3, 1, 1), jnp.bfloat16)
-    ws = np.array([[[256.0]], [[1.0]], [[1.0]]], jnp.bfloat16)
-    xs = np.concatenate([xs] * 3, axis=1)
-
-    def f(x: Any, w: Any) -> Any:
-        return jaxcoll.matmul_reduce_scatter(x, w, "x")
-
-    ys = jax.jit(mapped(f, mesh(3)))(xs, ws)
-    assert float(ys[0, 0, 0]) == 258  # 256 + 1 in bfloat16 is 256
-    wide = jax.jit(
-        mapped(
-            lambda x, w: jaxcoll.matmul_reduce_scatter(
-                x, w, "x", preferred_element_type=jnp.float32
-            ),
-            mesh(3),
+@pytest.mark.parametrize("kind", ["scatter_rows", "scatter_columns", "gather_inner"])
+@pytest.mark.parametrize("path", ["auto", "lax", "ring"])
+def test_half_precision_is_rounded_once(kind: str, path: str, monkeypatch: pytest.MonkeyPatch):
+    if path == "ring":
+        monkeypatch.setattr(_matmul, "_overlaps", lambda ctx, axes: True)
+    terms = np.array([256, 1, 1], jnp.bfloat16).reshape(3, 1, 1)  # 256 + 1 in bfloat16 is 256
+    ones = np.ones_like(terms)
+    if kind == "gather_inner":
+        xs, ws = terms, np.concatenate([ones] * 3, axis=1)
+    else:
+        xs, ws = ones, terms
+        if kind == "scatter_rows":
+            xs = np.concatenate([xs] * 3, axis=1)
+        else:
+            ws = np.concatenate([ws] * 3, axis=2)
+    for wanted in (None, jnp.float32):
+        call = ft.partial(
+            function(kind),
+            preferred_element_type=wanted,
+            backend="auto" if path == "auto" else "lax",
         )
-    )(xs, ws)
-    assert wide.dtype == np.float32
-    assert float(wide[0, 0, 0]) == 258
+        f = mapped(lambda x, w, call=call: call(x, w, "x"), mesh(3))
+        ys = jax.jit(f)(xs, ws)
+        assert ys.dtype == (wanted or jnp.bfloat16)
+        np.testing.assert_array_equal(ys.astype(np.float32), np.full((3, 1, 1), 258))
 
 
 # ---- The native path -----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from checks import assert_same, auto_is_native, counted_calls, mapped, mesh
 from helpers import OPS, Op, blocks
+from jax import lax
 from jax.sharding import AbstractMesh, AxisType
 
 import jaxcoll
@@ -110,6 +111,32 @@ def values_from_other_computations(op: Op) -> None:
     assert_same(jax.jit(mapped(f, mesh(4)))(xs), op.reference(xs))
 
 
+def operands_in_another_layout(op: Op) -> None:
+    """What is transposed around the call may lie in memory as it lay before."""
+    xs = blocks(op, 4)
+
+    def f(x: Any) -> Any:
+        y = op.ours(x.swapaxes(-1, -2), "x")
+        return y.swapaxes(-1, -2) if y.ndim > 1 else y
+
+    ys = np.asarray(jax.jit(mapped(f, mesh(4)))(xs.swapaxes(-1, -2)))
+    assert_same(ys.swapaxes(-1, -2) if ys.ndim > 2 else ys, op.reference(xs))
+
+
+def results_that_one_rank_reads(op: Op) -> None:
+    """The call stands before the branch, and stays there; what nobody reads may go."""
+    xs = blocks(op, 4)
+
+    def f(x: Any) -> Any:
+        op.ours(x + 1, "x")
+        y = lax.pcast(op.ours(x, "x"), "x", to="varying") if op.unvarying else op.ours(x, "x")
+        return lax.cond(lax.axis_index("x") == 1, lambda y: y + y, lambda y: 0 * y, y)
+
+    doubled = 2 * op.reference(xs)
+    doubled[[0, 2, 3]] = 0
+    assert_same(jax.jit(mapped(f, mesh(4)))(xs), doubled)
+
+
 PROGRAMS = {
     f.__name__: f
     for f in (
@@ -122,6 +149,8 @@ PROGRAMS = {
         operands_that_are_used_again_keep_their_values,
         results_feed_the_next_collective,
         values_from_other_computations,
+        operands_in_another_layout,
+        results_that_one_rank_reads,
     )
 }
 

@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 import pytest
+from pages import named_tests
 
 import jaxcoll
 import jaxcoll.models
 
-TESTS = pathlib.Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "seeds.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "seeds.md"
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.read_text().splitlines()
@@ -69,11 +69,7 @@ def lookup(name: str) -> Any:
 def test_each_row_has_its_tests(row: list[str]):
     documented, _, proof = row
     assert documented
-    tests = re.findall(r"`([\w/.]+)::(\w+)`", proof)
-    assert tests, proof
-    assert len(tests) == proof.count("`") // 2
-    for file, name in tests:
-        assert re.search(rf"^def {name}\(", (TESTS / file).read_text(), re.M), (file, name)
+    assert named_tests(proof), proof
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[1])

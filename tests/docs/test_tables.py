@@ -3,6 +3,9 @@
 import pathlib
 import re
 
+import pytest
+from pages import named_tests
+
 import jaxcoll
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -29,6 +32,21 @@ def test_the_errors_have_every_exception():
     listed = set(re.findall(r"^\| `(?:jaxcoll\.)?(\w+)`", errors, re.MULTILINE))
     # What Python itself does for a name that a module lacks.
     assert raised - {"AttributeError"} <= listed
+
+
+# What goes wrong, and its tests; the line of headings is none, and that below has no spaces.
+PITFALLS = re.findall(
+    r"^\|.* \| (.+) \| (.+) \|$",
+    (DOCS / "proof.md").read_text().partition("\n## Pitfalls")[2],
+    re.MULTILINE,
+)[1:]
+
+
+@pytest.mark.parametrize("row", PITFALLS, ids=lambda row: row[0])
+def test_each_pitfall_has_a_test(row: tuple[str, str]):
+    _, proof = row
+    # Those of pipelines are gathered in one file.
+    assert proof == "see tests/parallel/test_pipeline.py" or named_tests(proof)
 
 
 def test_every_page_can_be_reached():

@@ -163,3 +163,34 @@ def test_a_model_in_training(sequence_parallel: bool):
     other, _ = jax.jit(mapped)(nn.unbox(boxed), jax.random.key(2))
     assert float(other[0]) != float(once[0])
     assert jnp.isfinite(once[0])
+
+
+def test_parts_of_a_sequence_and_layers_drop_their_own():
+    """Of two ranks' positions, after each branch of two layers: no two masks are alike."""
+    mesh = mesh_of(tensor=2)
+    model = TransformerLM(
+        8, 2, 16, 2, dropout=RATE, axis_name="tensor", mesh=mesh, sequence_parallel=True
+    )
+    tokens = np.zeros((1, 8), int)
+    boxed = jax.jit(model.init)(jax.random.key(0), tokens)
+
+    def on_rank(variables: Any) -> Any:
+        _, seen = model.apply(
+            variables,
+            tokens,
+            deterministic=False,
+            rngs={"dropout": jax.random.key(1)},
+            capture_intermediates=lambda module, _: isinstance(module, nn.Dropout),
+            mutable="intermediates",
+        )
+        return [leaf == 0 for leaf in jax.tree.leaves(seen)]
+
+    mapped = jax.shard_map(
+        on_rank,
+        mesh=mesh,
+        in_specs=(nn.get_partition_spec(boxed),),
+        out_specs=jax.P(None, "tensor"),
+    )
+    masks = jax.jit(mapped)(nn.unbox(boxed))
+    of_ranks = [part.tobytes() for mask in masks for part in np.split(np.asarray(mask), 2, axis=1)]
+    assert len(of_ranks) == len(set(of_ranks)) == 2 * 2 * 2

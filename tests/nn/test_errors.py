@@ -11,6 +11,7 @@ from flax import nnx
 from training import mesh_of
 
 import jaxcoll
+from jaxcoll.models import TPClassifier
 
 X = np.ones((2, 6, 12), np.float32)
 
@@ -41,6 +42,12 @@ def make(library: str, name: str, *features: int, mesh: Any = None, **options: A
             "TPAttention",
             (12, 6),
             {"num_kv_heads": 4},
+        ),
+        (
+            "num_kv_heads: 2 can't be split over the 4",
+            "TPAttention",
+            (12, 12),
+            {"num_kv_heads": 2},
         ),
         (
             "'model' is not an axis of the mesh",
@@ -97,6 +104,21 @@ def test_no_sequence(library: str):
         embed(np.zeros((), int))
     with pytest.raises(ValueError, match="the sequence: 6 can't be split over the 4 ranks"):
         embed.attend(X)
+
+
+def test_a_part_that_ranks_can_not_have_alike():
+    """What is left over is refused, not left out: of a parameter, and of a model's inputs."""
+    mesh = mesh_of(tensor=2)
+    init = jaxcoll.with_partitioning(nn.initializers.ones, ("tensor", None))
+
+    def on_rank(f: Any) -> Any:
+        return jax.shard_map(f, mesh=mesh, in_specs=(), out_specs=jax.P(), check_vma=False)
+
+    with pytest.raises(ValueError, match=r"dimension 0 of shape \(5, 3\) can't be split"):
+        jax.eval_shape(on_rank(lambda: init(jax.random.key(0), (5, 3)).value))
+    model = TPClassifier(num_classes=4, hidden=8)
+    with pytest.raises(ValueError, match=r"TPClassifier: dimension 1 of shape \(4, 7\)"):
+        jax.eval_shape(on_rank(lambda: model.init(jax.random.key(0), np.ones((4, 7)))))
 
 
 def test_other_arguments():

@@ -9,7 +9,15 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from training import assert_trained_as, batch, mesh_of, reference, start, train
+from training import (
+    assert_copies_are_equal,
+    assert_trained_as,
+    batch,
+    mesh_of,
+    reference,
+    start,
+    train,
+)
 
 from jaxcoll import (
     _compat,
@@ -17,6 +25,7 @@ from jaxcoll import (
     create_train_state,
     data_parallel_train_step,
     fully_shard,
+    global_norm,
     reshard,
 )
 from jaxcoll.models import SimpleClassifier, TPClassifier
@@ -117,16 +126,22 @@ def count(jaxpr: Any, names: tuple[str, ...]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("stage", "sums", "scatters", "gathers"),
-    [(0, 1, 0, 0), (1, 1, 0, 2), (2, 1, 2, 2), (3, 1, 2, 2)],
+    ("stage", "accumulate", "sums", "scatters", "gathers"),
+    [
+        *((0, 1, 1, 0, 0), (1, 1, 1, 0, 2), (2, 1, 1, 2, 2), (3, 1, 1, 2, 2)),
+        # The first micro-batch, and all others in one loop: they add before they meet.
+        *((0, 3, 1, 0, 0), (1, 3, 1, 0, 2), (2, 3, 1, 2, 2), (3, 3, 1, 4, 4)),
+    ],
 )
-def test_how_often_ranks_communicate(stage: Any, sums: int, scatters: int, gathers: int):
+def test_how_often_ranks_communicate(
+    stage: Any, accumulate: int, sums: int, scatters: int, gathers: int
+):
     """Of two kernels that are split: all that is summed whole is one call."""
     data, mesh = batch(), mesh_of(data=4)
     model: Any = fully_shard(PLAIN, stage=stage, min_weight_size=16) if stage else PLAIN
     state = start(model, data, mesh, ADAM)
     mapped = jax.shard_map(
-        data_parallel_train_step(model),
+        data_parallel_train_step(model, accumulate=accumulate),
         mesh=mesh,
         in_specs=(state.specs, jax.P("data")),
         out_specs=(state.specs, jax.P()),
@@ -155,8 +170,9 @@ def test_parts_are_no_replicas():
 def test_without_typed_axes(stage: Any):
     data, mesh = batch(), mesh_of(data=4)
     model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
-    state = start(model, data, mesh)
-    expected, _ = reference(PLAIN, jax.device_get(state.unpadded().params), data)
+    state = start(model, data, mesh, MOMENTUM)
+    params = jax.device_get(state.unpadded().params)
+    expected, _ = reference(PLAIN, params, data, MOMENTUM)
     step = jax.shard_map(
         data_parallel_train_step(model),
         mesh=mesh,
@@ -167,6 +183,7 @@ def test_without_typed_axes(stage: Any):
     for _ in range(4):
         state, _ = jax.jit(step)(state, data)
     assert_trained_as(state.unpadded().params, expected)
+    assert_copies_are_equal((state.params, state.opt_state))
 
 
 def test_an_nnx_module():
@@ -193,6 +210,81 @@ def test_an_nnx_module():
     assert module.a.kernel[...].addressable_shards[0].data.shape == (4, 12)
     trained = [module.a.bias[...], module.a.kernel[...], module.b.bias[...], module.b.kernel[...]]
     assert_trained_as(trained, jax.tree.leaves(expected))
+
+
+class Dropped(nn.Module):
+    """Layers with dropout: in a row, of which one is computed again, and in a scan."""
+
+    @nn.compact
+    def __call__(self, x: Any, train: bool = True) -> Any:
+        class Layer(nn.Module):
+            @nn.compact
+            def __call__(self, x: Any, _: Any = None) -> Any:
+                x = nn.tanh(nn.Dense(16, param_dtype=jnp.float64)(x))
+                return nn.Dropout(0.5, deterministic=not train)(x), None
+
+        x, _ = Layer()(x)
+        x, _ = nn.remat(Layer)()(x)
+        splits = {"split_rngs": {"params": True, "dropout": True}}
+        x, _ = nn.scan(Layer, variable_axes={"params": 0}, length=3, **splits)()(x, None)
+        return x[:, :4]
+
+
+class DroppedNnx(nnx.Module):
+    def __init__(self) -> None:
+        self.dense = nnx.Linear(16, 16, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+        self.dropouts = nnx.List([nnx.Dropout(0.5, rngs=nnx.Rngs(0)) for _ in range(2)])
+
+    def __call__(self, x: Any) -> Any:
+        for dropout in self.dropouts:
+            x = dropout(nnx.tanh(self.dense(x)))
+        return x[:, :4]
+
+
+@pytest.mark.parametrize("make", [Dropped, DroppedNnx])
+@pytest.mark.parametrize(("bucket_bytes", "accumulate"), [(2**22, 2), (1, 1)])
+def test_what_is_dropped_where_parameters_are_gathered(
+    make: Any, bucket_bytes: int, accumulate: int
+):
+    """The same as where they stay, on the way back as on the way forth."""
+    data, mesh, model = batch(16), mesh_of(data=4), make()
+    step = data_parallel_train_step(model, accumulate=accumulate)
+    expected, losses = train(step, start(model, data, mesh), data, mesh)
+    sharded = fully_shard(model, min_weight_size=16, bucket_bytes=bucket_bytes)
+    state = start(sharded, data, mesh)
+    step = data_parallel_train_step(sharded, accumulate=accumulate)
+    state, seen = train(step, state, data, mesh, state.specs)
+    assert_trained_as(state.params, expected.params)
+    np.testing.assert_allclose([m["loss"] for m in seen], [m["loss"] for m in losses], rtol=1e-10)
+
+
+def test_parameters_of_all_sizes():
+    """From `min_weight_size` values on they are split; those without any, and scalars, are not."""
+
+    def init(rng: Any, x: Any) -> Any:
+        w = 0.1 * jax.random.normal(rng, (16, 4), x.dtype)
+        parts = {"small": jnp.ones((3, 21)), "none": jnp.ones((0, 4)), "scalar": jnp.ones(())}
+        return {"w": w, **parts, "one": jnp.ones((1, 1))}
+
+    def apply(params: Any, x: Any) -> Any:
+        factor = params["scalar"] * params["one"] * params["small"].mean()
+        return x @ params["w"] * factor + params["none"].sum(0)
+
+    class Plain:
+        def apply(self, variables: Any, x: Any) -> Any:
+            return apply(variables["params"], x)
+
+    data, mesh = batch(16), mesh_of(data=4)
+    for stage, least, split in ((1, 64, {"w"}), (3, 64, {"w"}), (3, 0, {"w", "small"})):
+        model = fully_shard((init, apply), stage=stage, min_weight_size=least)
+        state = start(model, data, mesh, MOMENTUM)
+        moments = state.opt_state[0].trace
+        specs = {name: leaf.sharding.spec for name, leaf in moments.items()}
+        assert {name for name, spec in specs.items() if spec != jax.P()} == split
+        params = jax.device_get(state.unpadded().params)
+        expected, _ = reference(Plain(), params, data, MOMENTUM)
+        state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+        assert_trained_as(state.unpadded().params, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -324,6 +416,18 @@ def test_errors():
         train(other, state, data, mesh, state.specs)
 
 
+def test_parameters_without_a_gradient():
+    def init(rng: Any, x: Any) -> Any:
+        del rng, x
+        return {"w": jnp.ones((16, 4)), "table": jnp.ones(3, int)}
+
+    data, mesh = batch(), mesh_of(data=4)
+    model = fully_shard((init, lambda params, x: x @ params["w"]), min_weight_size=1)
+    state = start(model, data, mesh)
+    with pytest.raises(TypeError, match=r"model: params\['table'\] of dtype int64 has no"):
+        train(data_parallel_train_step(model), state, data, mesh, state.specs)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -362,6 +466,26 @@ def test_clipping_by_the_norm_of_the_whole(stage: Any, tensor: int):
     assert_trained_as(state.unpadded().params, expected)
 
 
+def test_global_norm():
+    """Of complex numbers too; refused where nobody knows what is split."""
+    assert float(global_norm({})) == 0
+    tree = {"z": jnp.array([3j, 4.0]), "h": jnp.full(4, 200, jnp.float16)}
+    np.testing.assert_allclose(global_norm(tree), np.sqrt(25 + 4 * 200**2), rtol=1e-6)
+
+    def norm_of(check_vma: bool) -> Any:
+        return jax.shard_map(
+            global_norm,
+            mesh=mesh_of(data=2),
+            in_specs=jax.P("data"),
+            out_specs=jax.P(),
+            check_vma=check_vma,
+        )(tree)
+
+    np.testing.assert_allclose(norm_of(True), global_norm(tree), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"global_norm: which leaves are split .* can't be known"):
+        norm_of(False)
+
+
 def test_an_optimizer_that_looks_at_shapes_is_refused():
     def mask(params: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.size > 100, params)
@@ -375,6 +499,14 @@ def test_an_optimizer_that_looks_at_shapes_is_refused():
         )
 
 
+def is_kernel(params: Any) -> Any:
+    """Names parameters by the paths that they have in the model."""
+    paths = {"['hidden_layer']['kernel']", "['output_layer']['kernel']"}
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path) in paths, params
+    )
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -383,12 +515,19 @@ def test_an_optimizer_that_looks_at_shapes_is_refused():
         optax.rmsprop(0.1, momentum=0.9),
         optax.sgd(optax.piecewise_interpolate_schedule("linear", 0.1, {2: 0.5, 5: 0.1})),
         optax.masked(optax.adam(0.1), {"hidden_layer": True, "output_layer": False}),
+        optax.adamw(0.1, weight_decay=0.5, mask=is_kernel),
+        optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
+        optax.MultiSteps(optax.chain(optax.clip(1.0), optax.adam(0.1)), every_k_schedule=2),
     ],
 )
-def test_optimizers_that_work_element_by_element(optimizer: Any):
+@pytest.mark.parametrize("stage", [1, 3])
+def test_optimizers_that_work_element_by_element(optimizer: Any, stage: Any):
+    """What they keep of a parameter lies as it does, however deep in their state."""
     data, mesh = batch(), mesh_of(data=4)
-    model = fully_shard(PLAIN, min_weight_size=16)
+    model = fully_shard(PLAIN, stage=stage, min_weight_size=16)
     state = start(model, data, mesh, optimizer)
+    of_kernels = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim == 2]
+    assert {leaf.sharding.spec for leaf in of_kernels} <= {jax.P("data", None)}
     expected, _ = reference(PLAIN, jax.device_get(state.unpadded().params), data, optimizer)
     state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
     assert_trained_as(state.unpadded().params, expected)

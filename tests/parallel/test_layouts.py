@@ -17,11 +17,11 @@ SIZES = (1, 2, 3, 4, 8)
 IN, OUT = 24, 48
 
 
-def dense_params(bias: bool = True) -> dict[str, Any]:
+def dense_params(bias: bool = True, out: int = OUT) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    kernel = rng.integers(-4, 5, (IN, OUT)).astype(np.float32)
+    kernel = rng.integers(-4, 5, (IN, out)).astype(np.float32)
     return {"kernel": kernel} | (
-        {"bias": rng.integers(-4, 5, OUT).astype(np.float32)} if bias else {}
+        {"bias": rng.integers(-4, 5, out).astype(np.float32)} if bias else {}
     )
 
 
@@ -55,7 +55,8 @@ def their_layer(
             total = total + apply_dense(shard, x)
         return total
     ys = [apply_dense(shard, x) for shard in shards]
-    half = OUT // size // 2 if split_scatter else OUT // size
+    columns = ys[0].shape[1]
+    half = columns // 2 if split_scatter else columns
     up, down = ys[0][:, :half], ys[0][:, half:]
     for y in ys[1:]:
         up = send(up, size) + y[:, :half]
@@ -73,7 +74,17 @@ def their_layer(
 def test_exported_weights_compute_the_same_there(
     size: int, tp_mode: Any, layout: Any, split: bool, bias: bool
 ):
-    params = dense_params(bias)
+    assert_computes_the_same(dense_params(bias), size, tp_mode, layout, split)
+
+
+@pytest.mark.parametrize("layout", ["stacked", "ring"])
+def test_halves_of_an_odd_number_of_features(layout: Any):
+    assert_computes_the_same(dense_params(out=4 * 5), 4, "scatter", layout, True)
+
+
+def assert_computes_the_same(
+    params: Any, size: int, tp_mode: Any, layout: Any, split: bool
+) -> None:
     theirs = export_tp_dense(params, tp_mode, size, layout, split_scatter=split)
     back = import_tp_dense(theirs, tp_mode, split_scatter=split)
     jax.tree.map(np.testing.assert_array_equal, back, params)

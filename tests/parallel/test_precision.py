@@ -3,18 +3,26 @@
 import re
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
+from jax import lax
 from training import mesh_of, start
 
-from jaxcoll import MixedPrecisionPolicy, data_parallel_train_step, fully_shard
+from jaxcoll import (
+    ColumnParallelDense,
+    MixedPrecisionPolicy,
+    data_parallel_train_step,
+    fully_shard,
+)
 
-# Small integers: their sums are exact in bfloat16, too.
-INPUTS = np.arange(64, dtype=np.float32).reshape(8, 8) % 3
-DATA = (INPUTS, np.zeros(8, np.int32))
+# Small integers: their sums are exact in bfloat16, too. No activations have a parameter's shape.
+INPUTS = np.arange(64 * 8, dtype=np.float32).reshape(64, 8) % 3
+DATA = (INPUTS, np.zeros(64, np.int32))
 seen: dict[str, Any] = {}
 
 
@@ -24,8 +32,65 @@ def init(rng: Any, x: Any) -> Any:
 
 
 def apply(params: Any, x: Any) -> Any:
-    seen.update(w=params["w"].dtype, small=params["small"].dtype, inputs=x.dtype)
-    return x @ params["w"] * params["small"]
+    return scaled(x @ params["w"], params["w"], params["small"], x)
+
+
+def scaled(y: Any, w: Any, small: Any, x: Any) -> Any:
+    seen.update(w=w.dtype, small=small.dtype, inputs=x.dtype)
+    return y * small
+
+
+class OfLinen(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        w = self.param("w", nn.initializers.constant(1 / 3), (8, 4))
+        return scaled(x @ w, w, self.param("small", nn.initializers.ones, (4,)), x)
+
+
+class OfNnx(nnx.Module):
+    def __init__(self) -> None:
+        self.w = nnx.Param(jnp.full((8, 4), 1 / 3))
+        self.small = nnx.Param(jnp.ones(4))
+
+    def __call__(self, x: Any) -> Any:
+        return scaled(x @ self.w[...], self.w[...], self.small[...], x)
+
+
+class InTensorParallel(nn.Module):
+    mesh: Any
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        y = ColumnParallelDense(
+            4,
+            use_bias=False,
+            kernel_init=nn.initializers.constant(1 / 3),
+            gather_output=True,
+            mesh=self.mesh,
+        )(x)
+        # The result has the dtype of both operands.
+        return scaled(y, y, self.param("small", nn.initializers.ones, (4,)), x)
+
+
+def init_layers(rng: Any, x: Any) -> Any:
+    return init(rng, x) | {"w": jnp.full((2, 8, 4), 1 / 3)}
+
+
+def scan(params: Any, x: Any) -> Any:
+    def layer(y: Any, w: Any) -> Any:
+        return scaled(x @ w, w, params["small"], x) + y, None
+
+    zeros = jnp.zeros((x.shape[0], 4), params["w"].dtype) * x[:, :1]
+    return lax.scan(layer, zeros, params["w"])[0]
+
+
+FORMS = {
+    "pair": lambda mesh: (init, apply),
+    "linen": lambda mesh: OfLinen(),
+    "nnx": lambda mesh: OfNnx(),
+    "scan": lambda mesh: (init_layers, scan),
+    "tensor": InTensorParallel,
+}
 
 
 def loss_fn(outputs: Any, batch: Any) -> Any:
@@ -33,10 +98,10 @@ def loss_fn(outputs: Any, batch: Any) -> Any:
     return outputs.astype(jnp.float32).sum(), batch[0].shape[0]
 
 
-def one_step(stage: Any, policy: MixedPrecisionPolicy | None) -> Any:
+def one_step(stage: Any, policy: MixedPrecisionPolicy | None, form: str = "pair") -> Any:
     """Returns the state before and after a step of SGD, on 2 x 2 ranks, and the program's text."""
-    mesh, axes = mesh_of(replica=2, data=2), ("replica", "data")
-    model = fully_shard((init, apply), stage=stage, min_weight_size=8, mp_policy=policy)
+    mesh, axes = mesh_of(replica=2, data=2, tensor=1 + (form == "tensor")), ("replica", "data")
+    model = fully_shard(FORMS[form](mesh), stage=stage, min_weight_size=8, mp_policy=policy)
     state = start(model, DATA, mesh, optax.sgd(1.0))
     step = jax.shard_map(
         data_parallel_train_step(model, loss_fn=loss_fn, axis_name=axes),
@@ -48,15 +113,19 @@ def one_step(stage: Any, policy: MixedPrecisionPolicy | None) -> Any:
 
 
 def dtypes_of(primitives: str, text: str) -> set[str]:
-    """Returns the dtypes of the large arrays that go through some primitives."""
-    return set(re.findall(rf"(\w+)\[[248],4\][^=\n]* = (?:{primitives})\[", text))
+    """Returns the dtypes of the large parameter and its parts that go through some primitives."""
+    shape = r"\[(?:2,)?[248],[24]\]"
+    return set(re.findall(rf"(\w+){shape}[^=\n]* = (?:{primitives})\[", text))
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("reduce_dtype", [None, "float32", "bfloat16"])
-def test_where_each_dtype_is(stage: Any, reduce_dtype: Any):
+def largest(tree: Any) -> Any:
+    return max(jax.tree.leaves(tree), key=lambda leaf: leaf.size)
+
+
+@pytest.mark.product(form=tuple(FORMS), stage=(1, 2, 3), reduce_dtype=(None, "float32", "bfloat16"))
+def test_where_each_dtype_is(form: str, stage: Any, reduce_dtype: Any):
     policy = MixedPrecisionPolicy("bfloat16", reduce_dtype, "float32")
-    before, after, text = one_step(stage, policy)
+    before, after, text = one_step(stage, policy, form)
     assert seen == {"w": jnp.bfloat16, "small": jnp.bfloat16, "inputs": jnp.bfloat16} | {
         "outputs": jnp.float32
     }
@@ -70,9 +139,10 @@ def test_where_each_dtype_is(stage: Any, reduce_dtype: Any):
     else:
         assert reduced == ({"bf16"} if halves else {"f32"})
     # The sums are exact, and rounded nowhere; the parameters are not rounded either.
-    gradient = np.repeat(INPUTS.sum(0)[:, None], 4, 1) / 8
-    np.testing.assert_array_equal(after.params["w"], np.float32(1 / 3) - gradient)
-    np.testing.assert_array_equal(before.params["w"], np.float32(1 / 3))
+    gradient = np.repeat(INPUTS.sum(0)[:, None], 4, 1) / 64
+    w = largest(after.params)
+    np.testing.assert_array_equal(w, np.broadcast_to(np.float32(1 / 3) - gradient, w.shape))
+    np.testing.assert_array_equal(largest(before.params), np.float32(1 / 3))
 
 
 def test_inputs_that_are_not_cast():
@@ -102,6 +172,31 @@ def test_half_precision_does_not_overflow():
     )
     after, _ = jax.jit(step)(state, data)
     np.testing.assert_allclose(after.params["w"], 1 / 3 - 1, rtol=1e-2)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_weights_that_differ_between_ranks(stage: Any):
+    """All ranks divide by the same, also while they differentiate, or parts would not fit."""
+    weights = np.zeros(64, np.float32)
+    weights[[0, 40, 50]] = 1, 2, 1
+    data = {"inputs": INPUTS, "weights": weights}
+
+    def weighted(outputs: Any, batch: Any) -> Any:
+        return (outputs.sum(1) * batch["weights"]).sum(), batch["weights"].sum()
+
+    mesh = mesh_of(data=4)
+    policy = MixedPrecisionPolicy("bfloat16", "float32", "float32")
+    model = fully_shard((init, apply), stage=stage, min_weight_size=8, mp_policy=policy)
+    state = start(model, data, mesh, optax.sgd(1.0))
+    step = jax.shard_map(
+        data_parallel_train_step(model, loss_fn=weighted),
+        mesh=mesh,
+        in_specs=(state.specs, jax.P("data")),
+        out_specs=(state.specs, jax.P()),
+    )
+    after, _ = jax.jit(step)(state, data)
+    gradient = np.repeat((INPUTS * weights[:, None]).sum(0)[:, None], 4, 1) / 4
+    np.testing.assert_array_equal(after.params["w"], np.float32(1 / 3) - gradient)
 
 
 def test_errors():

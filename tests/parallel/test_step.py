@@ -10,7 +10,16 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from training import STEPS, assert_trained_as, batch, mesh_of, reference, start, train
+from training import (
+    STEPS,
+    assert_copies_are_equal,
+    assert_trained_as,
+    batch,
+    mesh_of,
+    reference,
+    start,
+    train,
+)
 
 import jaxcoll
 from jaxcoll import data_parallel_train_step, fully_shard, pipeline_parallel_train_step
@@ -51,6 +60,7 @@ def test_without_typed_axes():
     for _ in range(STEPS):
         state, _ = jax.jit(step)(state, data)
     assert_trained_as(state.params, expected)
+    assert_copies_are_equal(state.params)
 
 
 GRIDS = ((1, 1), (1, 2), (2, 2), (2, 4), (1, 8))
@@ -90,7 +100,9 @@ def test_pipeline_parallel(grid: tuple[int, int], micro: int, num_layers: int):
     np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
 
 
-def test_weights_that_differ_between_devices():
+@pytest.mark.parametrize("stage", [None, 1, 2, 3])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_weights_that_differ_between_devices(stage: Any, accumulate: int):
     """A sum with its weight is exact, with a device that has nothing at all."""
     inputs, labels = batch(16)
     valid = np.array([1.0] * 3 + [0.0] * 9 + [1.0] * 4)
@@ -100,12 +112,14 @@ def test_weights_that_differ_between_devices():
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, part["labels"])
         return (losses * part["valid"]).sum(), part["valid"].sum()
 
-    data = {"inputs": inputs, "labels": labels, "valid": valid}
-    state = start(model, data)
+    data, mesh = {"inputs": inputs, "labels": labels, "valid": valid}, mesh_of(data=4)
+    sharded: Any = fully_shard(model, stage=stage, min_weight_size=16) if stage else model
+    state = start(sharded, data, mesh)
     keep = valid > 0
-    expected, losses = reference(model, state.params, (inputs[keep], labels[keep]))
-    step = data_parallel_train_step(model, loss_fn=loss_fn, accumulate=2)
-    state, metrics = train(step, state, data, mesh_of(data=4))
+    params = jax.device_get(state.params)
+    expected, losses = reference(model, params, (inputs[keep], labels[keep]))
+    step = data_parallel_train_step(sharded, loss_fn=loss_fn, accumulate=accumulate)
+    state, metrics = train(step, state, data, mesh, state.specs)
     assert_trained_as(state.params, expected)
     np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
 
@@ -144,21 +158,78 @@ def test_an_nnx_module_and_a_pair_of_functions():
             )
 
 
-def test_batch_statistics_are_averaged():
-    """A BatchNorm that knows of no axis: each device moves its own mean, all take the average."""
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, train: bool = True) -> Any:
+        return nn.Dense(4)(nn.BatchNorm(use_running_average=not train, momentum=0.5)(x))
 
-    class Normed(nn.Module):
-        @nn.compact
-        def __call__(self, x: Any, train: bool = True) -> Any:
-            return nn.Dense(4)(nn.BatchNorm(use_running_average=not train, momentum=0.5)(x))
 
-    data = batch(16)
-    state = start(Normed(), data)
-    before = state.variables["batch_stats"]["BatchNorm_0"]["mean"]
-    state, _ = train(data_parallel_train_step(Normed()), state, data, mesh_of(data=4))
-    after = state.variables["batch_stats"]["BatchNorm_0"]["mean"]
-    mean = data[0].mean(0)
-    np.testing.assert_allclose(after, mean + (before - mean) * 0.5**STEPS, rtol=1e-5, atol=1e-6)
+class NormedNnx(nnx.Module):
+    def __init__(self) -> None:
+        self.norm = nnx.BatchNorm(16, momentum=0.5, rngs=nnx.Rngs(0))
+        self.dense = nnx.Linear(16, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.dense(self.norm(x))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("model", [Normed, NormedNnx])
+@pytest.mark.parametrize("stage", [None, 3])
+def test_batch_statistics_are_averaged(model: Any, accumulate: int, stage: Any):
+    """A BatchNorm that knows of no axis: each device moves its own mean, all take the average.
+
+    The next micro-batch goes on from where the one before has left it.
+    """
+    inputs, labels = batch(16)
+    data, mesh = (inputs.astype(np.float32), labels), mesh_of(data=4)
+    made: Any = fully_shard(model(), stage=stage, min_weight_size=1) if stage else model()
+    state = start(made, data, mesh)
+    step = data_parallel_train_step(made, accumulate=accumulate)
+    after, _ = train(step, state, data, mesh, state.specs)
+    (mean,) = means_of(state)
+    for _ in range(STEPS):
+        for part in np.split(data[0].reshape(4, 4, 16), accumulate, axis=1):
+            mean = (mean + part.mean((0, 1))) / 2
+    np.testing.assert_allclose(means_of(after)[0], mean, rtol=1e-5, atol=1e-6)
+
+
+def means_of(state: Any) -> list[Any]:
+    """Returns the running means among what a model keeps beside its parameters."""
+    named = jax.tree_util.tree_leaves_with_path(state.variables)
+    return [leaf for path, leaf in named if "mean" in jax.tree_util.keystr(path)]
+
+
+@pytest.mark.parametrize("stage", [None, 1, 3])
+def test_a_parameter_that_two_layers_of_nnx_share(stage: Any):
+    """It has one gradient, the sum of both, and is still one when it is back in the module."""
+
+    class Shared(nnx.Module):
+        def __init__(self) -> None:
+            self.a = nnx.Linear(16, 16, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+            self.b = self.a
+
+        def __call__(self, x: Any) -> Any:
+            return self.b(jnp.tanh(self.a(x)))[:, :4]
+
+    module: Any = Shared()
+    data, mesh = batch(8), mesh_of(data=4)
+    params = {"w": module.a.kernel[...], "b": module.a.bias[...]}
+
+    class Plain:
+        def apply(self, variables: Any, x: Any) -> Any:
+            w, b = variables["params"]["w"], variables["params"]["b"]
+            return (jnp.tanh(x @ w + b) @ w + b)[:, :4]
+
+    expected, _ = reference(Plain(), params, data)
+    model: Any = fully_shard(module, stage=stage, min_weight_size=1) if stage else module
+    state = start(model, data, mesh)
+    assert len(jax.tree.leaves(state.params)) == 2
+    state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    nnx.update(module, state.params)
+    assert module.a is module.b
+    got = {"w": module.b.kernel[...], "b": module.b.bias[...]}
+    assert_trained_as(got, expected)
 
 
 class Dropped(nnx.Module):
@@ -194,6 +265,39 @@ def test_dropout_differs_between_devices_steps_and_micro_batches(kind: str):
     _, metrics_of_two = train(twice, start(model, data), data, mesh_of(data=8))
     # With one key for both micro-batches, their mean would be that of the first.
     assert not seen & {m[str(rank)] for m in metrics_of_two for rank in range(8)}
+
+
+class TwiceLinen(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, train: bool = True) -> Any:
+        scale = self.param("scale", nn.initializers.ones, (64,))
+        x = jnp.tile(x, (1, 4)) * scale
+        return [nn.Dropout(0.5, deterministic=not train)(x) for _ in range(2)]
+
+
+class TwiceNnx(nnx.Module):
+    """Its dropouts were made with the same key, and count their calls alike."""
+
+    def __init__(self) -> None:
+        self.dropouts = nnx.List([nnx.Dropout(0.5, rngs=nnx.Rngs(0)) for _ in range(2)])
+        self.scale = nnx.Param(jnp.ones(64))
+
+    def __call__(self, x: Any) -> Any:
+        return [dropout(jnp.tile(x, (1, 4)) * self.scale) for dropout in self.dropouts]
+
+
+@pytest.mark.parametrize("model", [TwiceLinen, TwiceNnx])
+def test_each_layer_drops_its_own(model: Any):
+    data = (np.ones((4, 16)), np.zeros(4, int))
+
+    def loss_fn(outputs: Any, part: Any) -> Any:
+        del part
+        first, second = outputs
+        return {"loss": 0.0 * (first + second).sum(), "alike": (first == second).mean()}
+
+    step = data_parallel_train_step(model(), loss_fn=loss_fn)
+    _, metrics = train(step, start(model(), data), data, mesh_of(data=2))
+    assert all(0.25 < m["alike"] < 0.75 for m in metrics)
 
 
 def test_losses_that_are_none():

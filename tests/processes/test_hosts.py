@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 from checks import native_missing
-from processes.run_job import JOBS, ROOT, job_environment
+from processes.run_job import JOBS, ROOT, job_environment, run_job
 
+needs_native = pytest.mark.skipif(
+    native_missing() is not None, reason="the engine across processes is native"
+)
 PORT = 7777  # in a namespace of its own every port is free
 
 
@@ -83,3 +87,17 @@ def test_every_op_over_two_hosts(hosts: list[tuple[str, str]], ops: str):
         assert launcher.returncode == 0, "\n".join(outputs)
         for rank in (2 * i, 2 * i + 1):
             assert f"[{rank}] all values are right" in output
+
+
+@needs_native
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_mesh_says_where_its_devices_are(hosts: int):
+    """By the process, and where there are several hosts, by the host."""
+    told = run_job("describing.py", *(["hosts"] if hosts > 1 else []), processes=2, devices=2)
+    for said in told.values():
+        assert said[0] == "mesh of 4 devices: p 2 x d 2"
+        assert said[1].split() == ["d", "0", "d", "1"]
+        for process in range(2):
+            host = f" on host{process}" if hosts > 1 else ""
+            device = rf"  cpu:\d+ process {process}{host}"
+            assert re.fullmatch(rf"p {process}{device}\s*{device}", said[2 + process])
