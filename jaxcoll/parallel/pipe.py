@@ -15,7 +15,7 @@ from jaxcoll._sharding import leaf_name
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.parallel import pipeline_run
 from jaxcoll.parallel.gated import typed_like
-from jaxcoll.parallel.pipeline_cut import LossOf, cut, given_layers
+from jaxcoll.parallel.pipeline_cut import LossOf, cut, given_layers, num_layers
 from jaxcoll.parallel.schedules import Kind, PipelineSchedule
 from jaxcoll.parallel.stages import Layers, Spread, sizes_for
 from jaxcoll.parallel.tick_table import tick_table
@@ -85,13 +85,7 @@ class Pipe:
             program, mesh=mesh, in_specs=(whole, P(), P()), out_specs=P(), check_vma=False
         )
         jax.eval_shape(mapped, shapes, rest, inputs)
-        counts = {leaves[i].shape[0] for i in found}
-        if len(counts) != 1:
-            raise ValueError(
-                f"{call}: model: the parameters that it gives to pipeline= must have the same "
-                f"first dimension, which counts layers, got {sorted(counts)}."
-            )
-        (count,) = counts
+        count = num_layers(call, [leaves[i] for i in found])
         return tuple(
             self.layers(call, count, size, is_named=named[i]) if i in found else None
             for i in range(len(leaves))
@@ -197,7 +191,7 @@ class Pipe:
         is_whole = size == 1 or not all(
             self.axis_name in _compat.varying_axes(jax.typeof(leaf)) for leaf in leaves
         )
-        (held,) = {leaf.shape[0] for leaf in leaves}
+        held = num_layers(call, leaves)
         layers = self.layers(call, held if is_whole else held * size, size)
         if not is_whole and not layers.is_as_stored:
             raise ValueError(

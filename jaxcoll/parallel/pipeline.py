@@ -13,7 +13,7 @@ from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.collectives.ppermute import ppermute
 from jaxcoll.parallel.batches import LossFn
 from jaxcoll.parallel.gated import typed_like
-from jaxcoll.parallel.pipeline_cut import run_layers
+from jaxcoll.parallel.pipeline_cut import num_layers, run_layers
 from jaxcoll.parallel.pipelined import with_pipe
 from jaxcoll.parallel.schedules import Kind
 from jaxcoll.parallel.stages import Layers, sizes_for
@@ -24,7 +24,7 @@ Layer = Callable[..., Any]
 
 def sequential(layer: Layer, stacked: Any, x: Any, rng: jax.Array | None = None) -> Any:
     """Returns x after all layers, one after the other: what a pipeline computes, on one device."""
-    return run_layers("sequential", layer, stacked, None, x, rng)
+    return run_layers("pipeline", layer, stacked, None, x, rng)
 
 
 def pipeline(
@@ -104,7 +104,7 @@ def _stage(call: str, layer: Layer, stacked: Any, axis_name: str) -> Callable[[A
     """Returns a rank's layers as a function `(x, key) -> x`."""
     size, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
     leaves = jax.tree.leaves(stacked)
-    (count,) = {leaf.shape[0] for leaf in leaves}
+    count = num_layers(call, leaves)
     is_split = size == 1 or all(axis_name in _compat.varying_axes(jax.typeof(x)) for x in leaves)
     if not is_split and not _compat.tracks_varying_axes():
         raise ValueError(

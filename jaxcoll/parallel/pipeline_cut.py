@@ -65,7 +65,7 @@ def run_layers(
     Raises:
         ValueError: a layer returns something else than it takes.
     """
-    (count,) = {leaf.shape[0] for leaf in jax.tree.leaves(chunk)}
+    count = num_layers(call, jax.tree.leaves(chunk))
 
     def one(x: Any, numbered: Any) -> Any:
         number, params = numbered
@@ -85,6 +85,21 @@ def run_layers(
     return lax.scan(step, jax.tree.map(typed_like, x, result), xs)[0]
 
 
+def num_layers(call: str, leaves: Sequence[Any]) -> int:
+    """Returns the first dimension of stacked parameters.
+
+    Raises:
+        ValueError: they have several.
+    """
+    counts = {leaf.shape[0] for leaf in leaves}
+    if len(counts) != 1:
+        raise ValueError(
+            f"{call}: model: the parameters that it gives to pipeline= must have the same first "
+            f"dimension, which counts layers, got {sorted(counts)}."
+        )
+    return counts.pop()
+
+
 def _check_same(call: str, x: Any, y: Any) -> None:
     texts = [
         ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree))
@@ -92,7 +107,7 @@ def _check_same(call: str, x: Any, y: Any) -> None:
     ]
     if jax.tree.structure(x) != jax.tree.structure(y) or texts[0] != texts[1]:
         raise ValueError(
-            f"{call}: model: a layer must return what it takes, {texts[0]} of each micro-batch, "
+            f"{call}: model: a layer must return what it takes, {texts[0]}, "
             f"but it returns {texts[1]}."
         )
 
@@ -242,13 +257,12 @@ def _pruned(
 
     Of the program are left the equations that its results need. It may not read the holders.
     """
-    try:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(holders, *arguments)
-    except jax.errors.UnexpectedTracerError:
-        raise ValueError(
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(holders, *arguments)
+    if set(_variables(closed.jaxpr.outvars)) & set(closed.jaxpr.constvars):
+        raise ValueError(  # what another trace has made
             f"{call}: model: it calls pipeline= inside of a jax.jit, jax.checkpoint or loop of its "
             "own. Call it in the model itself, and put these around the layer."
-        ) from None
+        )
     jaxpr, needed, equations = closed.jaxpr, set(_variables(closed.jaxpr.outvars)), []
     for equation in reversed(jaxpr.eqns):
         if needed & set(equation.outvars):

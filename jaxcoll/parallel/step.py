@@ -108,8 +108,9 @@ def build_step(
             params = treedef.unflatten(leaves)
             return losses(state, params, micro, key, pipeline=pipeline)[0]
 
+        scale = _number_scale(whole, batch, axes)
         metrics, grads = model.pipe.value_and_grad(
-            call, loss_of, whole, state.layers, batch, rng, _number_scale(whole, batch, axes)
+            call, loss_of, whole, state.layers, batch, rng, scale
         )
         grads = each(parts.scatter, grads, state.split) if parts else grads
         return grads, metrics, {}

@@ -45,8 +45,7 @@ PITFALLS = re.findall(
 @pytest.mark.parametrize("row", PITFALLS, ids=lambda row: row[0])
 def test_each_pitfall_has_a_test(row: tuple[str, str]):
     _, proof = row
-    # Those of pipelines are gathered in one file.
-    assert proof == "see tests/parallel/test_pipeline.py" or named_tests(proof)
+    assert named_tests(proof)
 
 
 def test_every_page_can_be_reached():
