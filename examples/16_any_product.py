@@ -1,5 +1,7 @@
 """Any product of axes: one language model on three plans, with the same losses."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -12,13 +14,15 @@ tokens = np.random.default_rng(0).integers(0, 64, (16, 17))
 batch = {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
 
 
-def of_parts(logits, batch):  # a rank of "tensor" has a part of each position's logits
+def of_parts(
+    logits: jax.Array, batch: Any
+) -> jax.Array:  # a rank of "tensor" has a part of each position's logits
     return jaxcoll.vocab_parallel_cross_entropy(logits, batch["labels"]).mean()
 
 
 def train(plan: jaxcoll.ParallelPlan) -> tuple[jaxcoll.TrainState, list[float]]:
     is_split = "tensor" in plan.mesh.shape
-    split = {"axis_name": "tensor", "mesh": plan.mesh} if is_split else {}
+    split: dict[str, Any] = {"axis_name": "tensor", "mesh": plan.mesh} if is_split else {}
     model = TransformerLM(vocab_size=64, num_layers=4, width=32, num_heads=2, **split)
     state = plan.init(model, optax.adamw(3e-3), jax.random.key(0), batch)
     step = plan.build_train_step(of_parts if is_split else None)
