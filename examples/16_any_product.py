@@ -14,9 +14,8 @@ tokens = np.random.default_rng(0).integers(0, 64, (16, 17))
 batch = {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
 
 
-def of_parts(
-    logits: jax.Array, batch: Any
-) -> jax.Array:  # a rank of "tensor" has a part of each position's logits
+def of_parts(logits: jax.Array, batch: Any) -> jax.Array:
+    # A rank of "tensor" has a part of each position's logits.
     return jaxcoll.vocab_parallel_cross_entropy(logits, batch["labels"]).mean()
 
 
