@@ -1,4 +1,4 @@
-"""Pipeline parallelism (GPipe): eight layers on four stages, four micro-batches passing through."""
+"""Pipeline parallelism (1F1B): eight layers on four stages, eight micro-batches passing through."""
 
 import jax
 import optax
@@ -11,14 +11,20 @@ from jaxcoll.models import PPClassifier
 jaxcoll.simulate_cpu_devices(8)  # before anything else uses JAX
 mesh = jaxcoll.make_mesh({"data": -1, "pipe": 4})
 batches, (test_images, _) = digits.load()
-model, optimizer = PPClassifier(num_classes=10, num_layers=8), optax.adam(1e-3)
+plain, optimizer = PPClassifier(num_classes=10, num_layers=8), optax.adam(1e-3)
+model = jaxcoll.pipelined(plain, num_micro_batches=8, schedule="1f1b")
+schedule = jaxcoll.PipelineSchedule("1f1b", num_stages=4)
+print(schedule.text(8))
+print(
+    f"bubble {schedule.bubble(8):.0%}, at most {schedule.peak_inflight(8)} inputs held by a stage"
+)
 
 state = jaxcoll.create_train_state(model, optimizer, jax.random.key(0), batches[0], mesh)
-first = state.params
+first = state.unpadded().params
 print(f"layers {first['kernel'].shape}, {first['kernel'].addressable_shards[0].data.shape} a stage")
 step = jax.jit(
     jax.shard_map(
-        jaxcoll.pipeline_parallel_train_step(model, num_micro_batches=4),
+        jaxcoll.data_parallel_train_step(model),
         mesh=mesh,
         in_specs=(state.specs, P("data")),
         out_specs=(state.specs, P()),
@@ -29,6 +35,6 @@ for batch in batches:
     state, metrics = step(state, batch)
     losses.append(float(metrics["loss"]))
 
-alone = digits.train_alone(lambda p, x: model.apply({"params": p}, x), first, optimizer)
-logits = model.apply({"params": state.params}, test_images)
+alone = digits.train_alone(lambda p, x: plain.apply({"params": p}, x), first, optimizer)
+logits = plain.apply({"params": state.unpadded().params}, test_images)
 digits.report(__file__, losses, alone, logits)

@@ -44,7 +44,7 @@ def run(name: str, folder: pathlib.Path) -> tuple[int, str]:
 
 
 # Those that train: without the extension they always run, below, and every layer has its tests.
-TRAINS = ("_digits_", "_larger_")
+TRAINS = ("_digits_", "_larger_", "_any_product")
 DIGITS = [
     pytest.param(name, marks=pytest.mark.full) if any(t in name for t in TRAINS) else name
     for name in NUMBERED
