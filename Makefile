@@ -21,7 +21,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul bench-tensor bench-zero lint format ctest wheel release-test docs env build stubs signatures clean
+.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul bench-tensor bench-zero bench-plan lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -67,6 +67,9 @@ bench-tensor: $(VENV)/.dev$(JAX)  ## tensor-parallel training steps, against the
 
 bench-zero: $(VENV)/.dev$(JAX)  ## data-parallel and fully sharded steps, against jax.lax and jit with shardings
 	$(BIN)/python benchmarks/zero_step.py $(ARGS)
+
+bench-plan: $(VENV)/.dev$(JAX)  ## products of strategies, and pipelines, against jax.lax, jit and an ideal
+	$(BIN)/python benchmarks/plan_step.py $(ARGS)
 
 lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, clang-tidy
 	$(BIN)/ruff check

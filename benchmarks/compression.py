@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from environment import environment, machine
+from environment import environment
+from shared import command, head, save
 
 PORT = 7787
 COMPRESSIONS: tuple[Any, ...] = (None, "bf16", "int8")
@@ -168,13 +169,13 @@ def main() -> None:
     with two_hosts(chosen.rate) as hosts:
         launchers = []
         for i, (name, _) in enumerate(hosts):
-            command = ["ip", "netns", "exec", name, sys.executable, "-m", "jaxcoll", "run"]
-            command += ["-n", str(chosen.processes), "--hosts", "2", "--host-id", str(i)]
-            command += ["--coordinator", f"{hosts[0][1]}:{PORT}", __file__, "--child"]
-            command += ["--rounds", str(chosen.rounds)]
+            program = ["ip", "netns", "exec", name, sys.executable, "-m", "jaxcoll", "run"]
+            program += ["-n", str(chosen.processes), "--hosts", "2", "--host-id", str(i)]
+            program += ["--coordinator", f"{hosts[0][1]}:{PORT}", __file__, "--child"]
+            program += ["--rounds", str(chosen.rounds)]
             launchers.append(
                 subprocess.Popen(
-                    command,
+                    program,
                     env={**os.environ, "JAXCOLL_HOST_ID": name},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -186,13 +187,9 @@ def main() -> None:
         sys.exit("\n".join(said))
     lines = [line.partition("] ")[2] for line in said[0].splitlines()]
     rows = [json.loads(line) for line in lines if line.startswith("{")]
-    command = "python " + " ".join(sys.argv)
+    result = {"command": command(), "environment": of, "rate": chosen.rate, "rows": rows}
     text = [
-        "# Gradients in fewer bits between two hosts",
-        "",
-        f"`{command}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax {of['jax']}, Python "
-        f"{of['python']}.",
-        "",
+        *head("Gradients in fewer bits between two hosts", result),
         f"Two network namespaces of one machine, a link of {chosen.rate}, {chosen.processes} "
         f"process(es) on each. A data-parallel step of a Transformer of {rows[0]['parameters']:,} "
         f"parameters, AdamW; medians of {chosen.rounds} rounds, in turn. *error*: the norm of what "
@@ -207,12 +204,7 @@ def main() -> None:
             for row in rows
         ),
     ]
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    name = f"compression_{machine(of)}"
-    result = {"command": command, "environment": of, "rate": chosen.rate, "rows": rows}
-    (chosen.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (chosen.out / f"{name}.md").write_text("\n".join(text) + "\n")
-    print("\n".join(text))
+    save("compression", result, "\n".join(text) + "\n", chosen.out)
 
 
 if __name__ == "__main__":

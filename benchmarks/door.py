@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from environment import environment, machine
+from environment import environment
+from shared import command, head, rows_of, save
 
 SIZES = {"256 B": 256, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "4 MiB": 4 << 20, "16 MiB": 1 << 24}
 NAMES = ("gloo", "jaxcoll")
@@ -91,10 +92,10 @@ def child() -> None:
 
 
 def job(processes: int, name: str) -> dict[str, dict[str, float]]:
-    command = [sys.executable, "-m", "jaxcoll", "run", "-n", str(processes)]
-    command += ["--accelerate"] * (name == "jaxcoll")
+    launcher = [sys.executable, "-m", "jaxcoll", "run", "-n", str(processes)]
+    launcher += ["--accelerate"] * (name == "jaxcoll")
     done = subprocess.run(
-        [*command, __file__, "--child"],
+        [*launcher, __file__, "--child"],
         env={**os.environ, "JAXCOLL_ACCELERATE_LAX": "0"},
         capture_output=True,
         text=True,
@@ -102,9 +103,7 @@ def job(processes: int, name: str) -> dict[str, dict[str, float]]:
     )
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
-    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
-    found = [json.loads(line) for line in lines if line.startswith("{")]
-    return {row["name"]: row for row in found}
+    return {row["name"]: row for row in rows_of(done.stdout)}
 
 
 def measure(processes: int, rounds: int) -> list[dict[str, Any]]:
@@ -165,18 +164,15 @@ def main() -> None:
     rows = []
     for processes in map(int, chosen.processes.split(",")):
         rows += measure(processes, chosen.rounds)
-    command = "python " + " ".join(sys.argv)
+    result = {"command": command(), "environment": of, "rows": rows}
     lines = [
-        "# XLA's own collectives between processes: on Gloo and on jaxcoll's engine",
-        "",
-        f"`{command}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax {of['jax']}, Python "
-        f"{of['python']}. One device a process.",
-        "",
-        "Times are medians in milliseconds; ratios (Gloo / jaxcoll, above 1 jaxcoll is faster) are "
-        f"medians over {chosen.rounds} rounds of two jobs each. Steps are of `sharded_steps.py`, "
-        "with `jit` and `NamedSharding` alone: six 512x512 layers with a batch of 64, and a "
-        "Transformer of 4 layers, width 256 and 16 sequences of 128 tokens. The others are one "
-        "call of a chain of lax's collectives, with the bytes of a rank.",
+        *head("XLA's own collectives between processes: on Gloo and on jaxcoll's engine", result),
+        "One device a process. Times are medians in milliseconds; ratios (Gloo / jaxcoll, above "
+        f"1 jaxcoll is faster) are medians over {chosen.rounds} rounds of two jobs each. Steps "
+        "are of `sharded_steps.py`, with `jit` and `NamedSharding` alone: six 512x512 layers "
+        "with a batch of 64, and a Transformer of 4 layers, width 256 and 16 sequences of 128 "
+        "tokens. The others are one call of a chain of lax's collectives, with the bytes of a "
+        "rank.",
         "",
         "| processes | what | Gloo ms | jaxcoll ms | ratio | results |",
         "|--:|---|--:|--:|--:|---|",
@@ -186,13 +182,7 @@ def main() -> None:
         f"| {row['ratio']:.2f} | {'equal' if row['equal'] else 'DIFFERENT'} |"
         for row in rows
     ]
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    name = f"door_{machine(of)}"
-    result = {"command": command, "environment": of, "rows": rows}
-    (chosen.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (chosen.out / f"{name}.md").write_text("\n".join(lines) + "\n")
-    draw(rows, chosen.out / f"{name}.png")
-    print("\n".join(lines))
+    draw(rows, save("door", result, "\n".join(lines) + "\n", chosen.out))
 
 
 if __name__ == "__main__":

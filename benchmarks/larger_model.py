@@ -7,25 +7,25 @@ what each says, its loss, and the peak of each process's memory.
 """
 
 import argparse
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from environment import environment, machine
+from environment import environment
+from shared import command, head, save
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "15_larger_than_one_process.py"
 
 
 def run(processes: int, mib: int | None) -> dict[str, Any]:
     """Runs the example, and returns what came of it."""
-    command = [sys.executable]
+    started = [sys.executable]
     if processes > 1:
-        command += ["-m", "jaxcoll", "run", "-n", str(processes)]
-    command += [str(SCRIPT), *(["--mib", str(mib)] if mib else [])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        started += ["-m", "jaxcoll", "run", "-n", str(processes)]
+    started += [str(SCRIPT), *(["--mib", str(mib)] if mib else [])]
+    done = subprocess.run(started, capture_output=True, text=True, timeout=600)
     said = done.stdout + done.stderr
     loss = re.search(r"loss ([\d.]+)", said)
     wrong = re.findall(r"(?:RESOURCE_EXHAUSTED|MemoryError|bad_alloc|Out of memory).*", said)
@@ -46,13 +46,9 @@ def main() -> None:
     chosen = parser.parse_args()
     of = environment()
     rows = [run(1, None), run(1, chosen.mib), run(4, chosen.mib)]
-    command = "python " + " ".join(sys.argv)
+    result = {"command": command(), "environment": of, "rows": rows}
     lines = [
-        "# A model larger than the memory of one process",
-        "",
-        f"`{command}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax {of['jax']}, Python "
-        f"{of['python']}.",
-        "",
+        *head("A model larger than the memory of one process", result),
         "Ten layers of 2048 x 2048 in float32 and AdamW, three steps, fully sharded over the "
         "processes. The limit is RLIMIT_DATA: what a process has when JAX has started, and so many "
         "MiB more. The peak is that of the resident memory.",
@@ -65,12 +61,7 @@ def main() -> None:
             for row in rows
         ),
     ]
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    name = f"larger-model_{machine(of)}"
-    result = {"command": command, "environment": of, "rows": rows}
-    (chosen.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (chosen.out / f"{name}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    save("larger-model", result, "\n".join(lines) + "\n", chosen.out)
     free, limited, sharded = rows
     if limited["exit code"] == 0 or sharded["loss"] is None or sharded["loss"] != free["loss"]:
         sys.exit("one process had memory enough, or four had other losses")

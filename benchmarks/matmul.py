@@ -11,9 +11,7 @@ import argparse
 import itertools as it
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +20,8 @@ from typing import Any
 
 import matmul_report
 import numpy as np
-from environment import environment, machine
+from environment import environment
+from shared import command, job, save
 
 # m, k and n of a block product, in all combinations that don't take too long.
 ROWS, SIDES = (32, 128, 512, 1024, 4096), (128, 1024, 4096)
@@ -170,21 +169,6 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def job(processes: int, devices: int, rounds: int) -> list[dict[str, Any]]:
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "jaxcoll", "run", "-n", str(processes)]
-    done = subprocess.run(
-        [*command, __file__, "--child", "--rounds", str(rounds)],
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PJRT_NPROC": "16"},
-        capture_output=True, text=True, timeout=3600,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", default="2,4,8", help="of one process")
@@ -206,21 +190,16 @@ def main() -> None:
     rows = [
         {"processes": processes, "devices": devices, **row}
         for processes, devices in layouts
-        for row in job(processes, devices, chosen.rounds)
+        for row in job(__file__, processes, devices, "--child", "--rounds", chosen.rounds)
     ]
-    chosen.out.mkdir(parents=True, exist_ok=True)
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": command(),
         "environment": of,
         "rounds": chosen.rounds,
         "rows": rows,
     }
-    stem = chosen.out / f"matmul_{machine(of)}"
-    Path(f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
-    text = matmul_report.markdown(result)
-    Path(f"{stem}.md").write_text(text)
-    matmul_report.draw(result, Path(f"{stem}.png"))
-    print(text)
+    picture = save("matmul", result, matmul_report.markdown(result), chosen.out)
+    matmul_report.draw(result, picture)
     if not all(row["equal"] for row in rows):
         sys.exit("results differ")
 

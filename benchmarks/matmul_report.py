@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared import head
 
 _WAYS = ("native", "auto", "two steps", "ring", "alone")
 
@@ -15,22 +16,18 @@ def _ranks(row: dict[str, Any]) -> str:
 
 def markdown(result: dict[str, Any]) -> str:
     """Returns the results file."""
-    of, rows = result["environment"], result["rows"]
+    rows = result["rows"]
     ratios = [row["auto ratio"] for row in rows]
     mean = float(np.exp(np.mean(np.log(ratios))))
     lines = [
-        "# Collective matmuls",
-        "",
-        f"`{result['command']}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax "
-        f"{of['jax']}, Python {of['python']}. f32; blocks of (m, k) and (k, n).",
-        "",
-        "Medians in milliseconds. *Native* is one call, *auto* that or an own collective and XLA's "
-        "matmul, *two steps* and *ring* are on `jax.lax`, *alone* is XLA's matmul of all blocks, "
-        "without communication. Ratios are of lax's better one to ours in each round, median, of "
-        f"3 to {result['rounds']} rounds; above 1 ours is faster. *Hidden* is (collective + alone "
-        "- auto) / min(collective, alone), of our collective alone: 1 where all communication ran "
-        "beside computation, 0 where none did, and below 0 where both together took longer than "
-        "one after the other.",
+        *head("Collective matmuls", result),
+        "f32; blocks of (m, k) and (k, n). Medians in milliseconds. *Native* is one call, "
+        "*auto* that or an own collective and XLA's matmul, *two steps* and *ring* are on "
+        "`jax.lax`, *alone* is XLA's matmul of all blocks, without communication. Ratios are of "
+        f"lax's better one to ours in each round, median, of 3 to {result['rounds']} rounds; "
+        "above 1 ours is faster. *Hidden* is (collective + alone - auto) / min(collective, "
+        "alone), of our collective alone: 1 where all communication ran beside computation, 0 "
+        "where none did, and below 0 where both together took longer than one after the other.",
         "",
         f"`auto` against lax's better form, over all {len(rows)} rows: geometric mean {mean:.2f}, "
         f"least {min(ratios):.2f}; {sum(r < 0.95 for r in ratios)} rows below 0.95.",

@@ -10,16 +10,15 @@ For each layout of devices and each model, in turn and in one run: the sums of w
 import argparse
 import itertools as it
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from environment import environment, machine
+from environment import environment
+from shared import command, head, job, save
 
 # Processes, devices of each, axes with their sizes; the first axis is the one across processes.
 LAYOUTS = (
@@ -118,21 +117,6 @@ def measure(of: Sequence[int], axes: dict[str, int], rounds: int) -> dict[str, A
     }
 
 
-def job(processes: int, devices: int, rounds: int, number: int) -> list[dict[str, Any]]:
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "jaxcoll", "run", "-n", str(processes)]
-    done = subprocess.run(
-        [*command, __file__, "--child", str(number), "--rounds", str(rounds)],
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PJRT_NPROC": "16"},
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         "| processes x devices | mesh | width x layers, tokens | form | ours, ms | lax, ms "
@@ -172,18 +156,14 @@ def main() -> None:
         {"processes": processes, "devices": devices, "axes": axes, **row}
         for number, (processes, devices, axes) in enumerate(LAYOUTS)
         if processes in map(int, chosen.processes.split(","))
-        for row in job(processes, devices, chosen.rounds, number)
+        for row in job(__file__, processes, devices, "--child", number, "--rounds", chosen.rounds)
     ]
     for row in rows:
         same = [r["losses"][0] for r in rows if r["model"] == row["model"]]
         row["equal"] = all(abs(loss - same[0]) < 1e-3 for loss in (*row["losses"], *same))
-    command = "python " + " ".join(sys.argv)
+    result = {"command": command(), "environment": of, "rows": rows}
     lines = [
-        "# Tensor-parallel training steps",
-        "",
-        f"`{command}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax {of['jax']}, Python "
-        f"{of['python']}.",
-        "",
+        *head("Tensor-parallel training steps", result),
         "`TransformerLM` in float32, plain SGD. Medians of the time of a step; ratios are medians "
         f"of those of {chosen.rounds} rounds: lax's time with the same form, and with the fastest "
         "of its forms, over ours; above 1 ours is faster. *sums*: whole activations are summed. "
@@ -193,12 +173,7 @@ def main() -> None:
         "",
         *table(rows),
     ]
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    name = f"tensor_{machine(of)}"
-    result = {"command": command, "environment": of, "rows": rows}
-    (chosen.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (chosen.out / f"{name}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    save("tensor", result, "\n".join(lines) + "\n", chosen.out)
     if not all(row["equal"] for row in rows):
         sys.exit("losses differ")
 

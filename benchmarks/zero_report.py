@@ -3,19 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+from shared import head
+
 # Way -> what it is called, and its color.
 WAYS = {"auto": ("jaxcoll", "#1b7837"), "lax": ("lax", "#bbbbbb"), "GSPMD": ("GSPMD", "#7b7b9d")}
 
 
 def markdown(result: dict[str, Any]) -> str:
     """Returns the page of results."""
-    of = result["environment"]
     lines = [
-        "# Data-parallel and fully sharded training steps",
-        "",
-        f"`{result['command']}`, {of['date']}, {of['cores']} cores of {of['cpu']}, jax "
-        f"{of['jax']}, Python {of['python']}.",
-        "",
+        *head("Data-parallel and fully sharded training steps", result),
         "`TransformerLM` in float32, AdamW. Medians of the time of a step; ratios are medians of "
         f"those of {result['rounds']} rounds, above 1 ours is faster: the same step on lax, and "
         "the better of that and of `jax.jit` on arrays with the same shardings (GSPMD). *MB on a "

@@ -10,16 +10,15 @@ Losses are compared.
 import argparse
 import itertools as it
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import zero_report
-from environment import environment, machine
+from environment import environment
+from shared import command, job, peak_bytes, save
 
 # Processes, devices of each, axes; parts of a state are over "shard", copies of them over "data".
 LAYOUTS = (
@@ -103,17 +102,6 @@ def by_gspmd(model: Any, mesh: Any, tokens: Any, strategy: Any) -> Any:
     return step, (like.params, like.opt_state)
 
 
-def peak_bytes(compiled: Any) -> int:
-    """Returns what a step needs on a device: its state, its batch, and what is between."""
-    need = compiled.memory_analysis()
-    return (
-        need.argument_size_in_bytes
-        + need.output_size_in_bytes
-        - need.alias_size_in_bytes
-        + need.temp_size_in_bytes
-    )
-
-
 def measure(of: Any, axes: dict[str, int], strategy: Any, rounds: int) -> dict[str, Any]:
     """Measures all ways of a strategy on all devices of this job."""
     import jax
@@ -162,21 +150,6 @@ def measure(of: Any, axes: dict[str, int], strategy: Any, rounds: int) -> dict[s
     }
 
 
-def job(processes: int, devices: int, rounds: int, number: int) -> list[dict[str, Any]]:
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "jaxcoll", "run", "-n", str(processes)]
-    done = subprocess.run(
-        [*command, __file__, "--child", str(number), "--rounds", str(rounds)],
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PJRT_NPROC": "16"},
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
@@ -198,21 +171,16 @@ def main() -> None:
         {"processes": processes, "devices": devices, **row}
         for number, (processes, devices, _) in enumerate(LAYOUTS)
         if processes in map(int, chosen.processes.split(","))
-        for row in job(processes, devices, chosen.rounds, number)
+        for row in job(__file__, processes, devices, "--child", number, "--rounds", chosen.rounds)
     ]
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": command(),
         "environment": of,
         "rounds": chosen.rounds,
         "rows": rows,
     }
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    stem = chosen.out / f"zero_{machine(of)}"
-    Path(f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
-    text = zero_report.markdown(result)
-    Path(f"{stem}.md").write_text(text)
-    zero_report.draw(result, Path(f"{stem}.png"))
-    print(text)
+    picture = save("zero", result, zero_report.markdown(result), chosen.out)
+    zero_report.draw(result, picture)
     if not all(row["equal"] for row in rows):
         sys.exit("losses differ")
 

@@ -1,0 +1,142 @@
+"""The page and the picture of `plan_step.py`."""
+
+from pathlib import Path
+from typing import Any
+
+from shared import head
+
+# Way -> what it is called, and its color.
+WAYS = {"auto": ("jaxcoll", "#1b7837"), "lax": ("lax", "#bbbbbb"), "GSPMD": ("GSPMD", "#7b7b9d")}
+_SCHEDULE_COLORS = {"gpipe": "#b0563b", "1f1b": "#1b7837", "interleaved": "#1f6fb2"}
+GOAL = 1.10  # of a pipeline's time over that of its bubble
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Returns the page of results."""
+    lines = head("Products of strategies, and pipelines", result)
+    if result["plans"]:
+        lines += _plans(result)
+    if result["pipelines"]:
+        lines += _pipelines(result)
+    return "\n".join(lines) + "\n"
+
+
+def _plans(result: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Every product of axes",
+        "",
+        "`TransformerLM` in float32, AdamW, `ParallelPlan` with its defaults: ZeRO-3, 1F1B of 4 "
+        "micro-batches. Medians of the time of a step; ratios are medians of those of "
+        f"{result['rounds']} rounds, above 1 ours is faster: the same step on lax, and the better "
+        "of that and of `jax.jit` of the plain step on arrays with the same shardings (GSPMD; "
+        "there the batch is split over `pipe`, too, and each layer gathered). *MB on a device*: "
+        "state, batch and temporary values, as the compiler says. The loss after all steps is "
+        "compared, to 0.002.",
+        "",
+        "| processes x devices | mesh | width x layers, tokens | ours, lax, GSPMD: tokens/s "
+        "| lax / ours | better of both / ours | MB on a device | losses |",
+        "|---|---|---|---|--:|--:|---|---|",
+    ]
+    for row in result["plans"]:
+        rates = ", ".join(f"{_rate(row, way):,.0f}" for way in WAYS)
+        peaks = ", ".join(f"{row['peak bytes'][way] / 1e6:.1f}" for way in WAYS)
+        lines.append(
+            f"| {row['processes']} x {row['devices']} | {_mesh(row)} | {_model(row)} | {rates} | "
+            f"{row['ratio']['lax']:.2f} | {row['ratio']['better']:.2f} | {peaks} | {_losses(row)} |"
+        )
+    return [*lines, ""]
+
+
+def _pipelines(result: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Pipelines of two processes, each on a core",
+        "",
+        "`PPClassifier`, 8 layers of width 512, micro-batches of 256 examples, SGD. *Ideal*: the "
+        "time in which one of the processes sends all micro-batches through half of the layers, "
+        "forward, and then, with these computed once more, backward, and communicates with nobody; "
+        "both do so at the same time. *Bubble*: what a schedule's time is over the ideal where "
+        "nothing else is lost, (M + 1) / M, interleaved (2 M + 1) / 2 M. *Ratio*: the time over "
+        f"ideal x bubble, the median of {result['rounds']} rounds; the goal is at most {GOAL:.2f}. "
+        "*Temporary*: bytes between a step's operands and results, as the compiler says. The loss "
+        "after all steps is compared with that of the first schedule, to 0.002.",
+        "",
+        "| micro-batches | schedule | a step, ms | ideal, ms | bubble | ratio | temporary, MB "
+        "| losses |",
+        "|--:|---|--:|--:|--:|--:|--:|---|",
+    ]
+    lines += [
+        f"| {row['micro-batches']} | {row['schedule']} | {row['ms']:.1f} | "
+        f"{row['ideal ms']:.1f} | {row['limit']:.3f} | {row['ratio']:.2f} | "
+        f"{row['temporary bytes'] / 1e6:.1f} | {_losses(row)} |"
+        for row in result["pipelines"]
+    ]
+    return lines
+
+
+def _losses(row: dict[str, Any]) -> str:
+    return "equal" if row["equal"] else "DIFFERENT"
+
+
+def _mesh(row: dict[str, Any]) -> str:
+    return " x ".join(row["axes"])
+
+
+def _tokens(row: dict[str, Any]) -> int:
+    return row["model"][3] * row["model"][4]
+
+
+def _model(row: dict[str, Any]) -> str:
+    return f"{row['model'][0]} x {row['model'][2]}, {_tokens(row)}"
+
+
+def _rate(row: dict[str, Any], way: str) -> float:
+    return _tokens(row) / row["ms"][way] * 1e3
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draws tokens per second, a panel for each layout and model, and the pipelines' ratios."""
+    from matplotlib.figure import Figure
+
+    def panel_of(row: dict[str, Any]) -> str:
+        return f"{row['processes']} x {row['devices']}, {_model(row)} tokens"
+
+    titles = list(dict.fromkeys(map(panel_of, result["plans"])))
+    count = len(titles) + bool(result["pipelines"])
+    figure = Figure(figsize=(11, 0.5 + 2.1 * count), layout="constrained")
+    panels = figure.subplots(count, 1, squeeze=False)[:, 0]
+    for axes, title in zip(panels, titles, strict=False):
+        _draw_plans(axes, [row for row in result["plans"] if panel_of(row) == title])
+        axes.set_title(title, fontsize=9)
+    if result["pipelines"]:
+        _draw_pipelines(panels[-1], result["pipelines"])
+    for axes in panels:
+        axes.tick_params(axis="y", labelsize=8)
+        axes.margins(y=0.25)  # for the legend
+        axes.legend(fontsize=8, ncols=4)
+    of = result["environment"]
+    figure.suptitle(
+        f"Training steps of processes x devices; {of['cores']} cores of {of['cpu']}, {of['date']}",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=110)
+
+
+def _draw_plans(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for i, (way, (name, color)) in enumerate(WAYS.items()):
+        places = [j + 0.27 * (i - 1) for j in range(len(rows))]
+        axes.bar(places, [_rate(row, way) for row in rows], 0.25, label=name, color=color)
+    axes.set_xticks(range(len(rows)), [_mesh(row) for row in rows], fontsize=8)
+    axes.set_ylabel("tokens/s", fontsize=8)
+
+
+def _draw_pipelines(axes: Any, rows: list[dict[str, Any]]) -> None:
+    counts = sorted({row["micro-batches"] for row in rows})
+    for i, (name, color) in enumerate(_SCHEDULE_COLORS.items()):
+        ratios = [row["ratio"] for row in rows if row["schedule"] == name]
+        places = [j + 0.27 * (i - 1) for j in range(len(counts))]
+        axes.bar(places, ratios, 0.25, label=name, color=color)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.axhline(GOAL, color="black", linewidth=0.8, linestyle=":", label="goal")
+    axes.set_xticks(range(len(counts)), [f"{count} micro-batches" for count in counts], fontsize=8)
+    axes.set_ylabel("time / (ideal x bubble)", fontsize=8)
+    axes.set_title("Pipelines of 2 processes, each on a core", fontsize=9)
