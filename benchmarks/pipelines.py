@@ -56,8 +56,8 @@ def ideal(micro_batches: int) -> tuple[Any, Any, Any]:
     import jax.numpy as jnp
     import optax
 
+    from jaxcoll import sequential
     from jaxcoll.models import PPClassifier
-    from jaxcoll.parallel.pipeline import sequential
 
     model = PPClassifier(CLASSES, LAYERS // RANKS, WIDTH, split=False)
 

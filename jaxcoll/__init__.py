@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from jaxcoll.parallel.pipeline import (
         pipeline_parallel_train_step as pipeline_parallel_train_step,
     )
+    from jaxcoll.parallel.pipeline import sequential as sequential
     from jaxcoll.parallel.pipelined import pipelined as pipelined
     from jaxcoll.parallel.placement import DevicePlacement as DevicePlacement
     from jaxcoll.parallel.plan import ParallelPlan as ParallelPlan
@@ -143,6 +144,7 @@ _HOMES = {
     "reduce_scatter": "jaxcoll.collectives.reduce_scatter",
     "reset": "jaxcoll._engine",
     "reshard": "jaxcoll.parallel.reshard",
+    "sequential": "jaxcoll.parallel.pipeline",
     "shard_module_params": "jaxcoll.parallel.fsdp",
     "shard_params": "jaxcoll.parallel.fsdp",
     "simulate_cpu_devices": "jaxcoll._processes",

@@ -28,7 +28,7 @@ def stacked_layers(
         each. Where the block's say how they are split, so do these.
 
     Raises:
-        ValueError: no layers.
+        ValueError: no layers, or a block without parameters or with more than them.
 
     Example:
         >>> layer, stacked = jaxcoll.stacked_layers(self, "blocks", Block(parent=None), 8, x)
@@ -39,10 +39,16 @@ def stacked_layers(
 
     def init(key: jax.Array) -> Any:
         # A loop, so that a block is traced once.
-        stacked = jax.lax.map(
-            lambda key: block.init({"params": key}, x, **options)["params"],
+        made = jax.lax.map(
+            lambda key: block.init({"params": key}, x, **options),
             jax.random.split(key, num_layers),
         )
+        if [*made] != ["params"]:
+            raise ValueError(
+                f"stacked_layers: block: expected one with parameters alone, got {type(block)} "
+                f"with {', '.join(made) or 'nothing'}."
+            )
+        stacked = made["params"]
         return jax.tree.map(_with_layers, stacked, is_leaf=is_partitioned)
 
     def layer(params: Any, x: Any, key: jax.Array | None = None) -> Any:

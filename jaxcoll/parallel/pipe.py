@@ -44,6 +44,9 @@ class Pipe:
         sizes = sizes_for(call, count, num_ranks * self.num_chunks, self.stage_sizes)
         return Layers(sizes, num_ranks, is_named)
 
+    def __str__(self) -> str:
+        return f'pipelined over "{self.axis_name}", {self.kind}, {self.num_micro_batches} at a time'
+
     # ---- On a mesh -------------------------------------------------------------------------------
 
     def spread(self, call: str, model: Any, boxed: Any, specs: Any, inputs: Any, mesh: Mesh) -> Any:

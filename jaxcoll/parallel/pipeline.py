@@ -14,7 +14,7 @@ from jaxcoll.collectives.ppermute import ppermute
 from jaxcoll.parallel.batches import LossFn
 from jaxcoll.parallel.gated import typed_like
 from jaxcoll.parallel.pipeline_cut import num_layers, run_layers
-from jaxcoll.parallel.pipelined import with_pipe
+from jaxcoll.parallel.pipelined import pipe_of, with_pipe
 from jaxcoll.parallel.schedules import Kind
 from jaxcoll.parallel.stages import Layers, sizes_for
 from jaxcoll.parallel.step import Step, build_step, varying
@@ -23,7 +23,21 @@ Layer = Callable[..., Any]
 
 
 def sequential(layer: Layer, stacked: Any, x: Any, rng: jax.Array | None = None) -> Any:
-    """Returns x after all layers, one after the other: what a pipeline computes, on one device."""
+    """Returns x after all layers, one after the other: what a pipeline computes, on one device.
+
+    The default for a model's `pipeline=`, see `jaxcoll.pipelined`.
+
+    Args:
+        layer: `(params, x) -> x`, of one layer; keeps structure, shapes and dtypes.
+        stacked: a tree of all layers' parameters, a first dimension counting them.
+        x: a tree of arrays.
+        rng: a key; layers are then called as `layer(params, x, key)`, with one for each layer.
+
+    Raises:
+        ValueError: a layer that returns something else than it takes.
+
+    Differentiable: yes.
+    """
     return run_layers("pipeline", layer, stacked, None, x, rng)
 
 
@@ -159,5 +173,5 @@ def pipeline_parallel_train_step(
             f'{call}: data_axis: "{axis_name}" is the pipeline\'s axis, whose ranks see the same '
             "examples. On a mesh without another one, pass data_axis=()."
         )
-    piped = with_pipe(call, model, num_micro_batches, schedule, axis_name)
-    return build_step(call, piped, loss_fn, data_axis)
+    pipe = pipe_of(call, num_micro_batches, schedule, axis_name)
+    return build_step(call, with_pipe(call, model, pipe), loss_fn, data_axis)

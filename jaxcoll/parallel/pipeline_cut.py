@@ -91,13 +91,13 @@ def num_layers(call: str, leaves: Sequence[Any]) -> int:
     Raises:
         ValueError: they have several.
     """
-    counts = {leaf.shape[0] for leaf in leaves}
-    if len(counts) != 1:
+    counts = {leaf.shape[0] if leaf.ndim else "a scalar" for leaf in leaves}
+    if len(counts) != 1 or "a scalar" in counts:
         raise ValueError(
             f"{call}: model: the parameters that it gives to pipeline= must have the same first "
-            f"dimension, which counts layers, got {sorted(counts)}."
+            f"dimension, which counts layers, got {sorted(counts, key=str)}."
         )
-    return counts.pop()
+    return int(counts.pop())
 
 
 def _check_same(call: str, x: Any, y: Any) -> None:
@@ -196,6 +196,8 @@ def cut(
     run_before, x, *communicate = traced(before)
     numbers = jnp.arange(chunk[0].shape[0])
     zeros = [typed_like(jnp.zeros(leaf.shape, leaf.dtype), leaf) for leaf in x]
+    # Even what depends on nothing is another value on each rank, once it has been passed on.
+    zeros = [typed_like(leaf, example[1]) for leaf in zeros]
     # A stage's result may vary over more axes than what it is given at first.
     shapes = traced(stage, list(chunk), numbers, zeros)[1]
     zeros = [typed_like(leaf, shape) for leaf, shape in zip(zeros, shapes, strict=True)]

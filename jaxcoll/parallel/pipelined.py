@@ -31,11 +31,13 @@ def pipelined(
     x. With a key as a fourth argument, `layer(params, x, key)` has one of its own for each layer
     and micro-batch, and the same one when it is computed again.
 
+    The default of `pipeline`, for one device, is `jaxcoll.sequential`.
+
     What the model does before, as an embedding, runs on the first stage, and what it does after, as
     a head and the loss, on the last; where that communicates, as with tensor parallelism, on all of
     them. Parameters outside of the layers are whole on each stage, and their gradients summed: tied
     ones are right. Each micro-batch counts by its weight, as with `accumulate`, whose results it
-    has, random keys included.
+    has; of linen models with the same random keys, too. `jax.debug.print` prints in layers alone.
 
     Args:
         model: a Flax linen or NNX module, or a pair `(init, apply)`, or of `jaxcoll.fully_shard`.
@@ -64,21 +66,18 @@ def pipelined(
         >>> state = jaxcoll.create_train_state(model, optax.adam(1e-3), key, batch, mesh)
         >>> step = jaxcoll.data_parallel_train_step(model)
     """
-    return with_pipe(
-        "pipelined", model, num_micro_batches, schedule, axis_name, num_chunks, stage_sizes
-    )
+    call = "pipelined"
+    pipe = pipe_of(call, num_micro_batches, schedule, axis_name, num_chunks, stage_sizes)
+    return with_pipe(call, model, pipe)
 
 
-def with_pipe(
-    call: str,
-    model: Any,
-    num_micro_batches: int,
-    schedule: Any,
-    axis_name: str,
-    num_chunks: int | None = None,
-    stage_sizes: Sequence[int] | None = None,
-) -> PureModel:
-    """Returns `pipelined(...)`, under a caller's name."""
+def with_pipe(call: str, model: Any, pipe: Pipe) -> PureModel:
+    """Returns a model whose layers are spread so.
+
+    Raises:
+        TypeError: it takes no `pipeline=`.
+        ValueError: it is pipelined already.
+    """
     pure = as_pure(call, model)
     if not pure.takes_pipeline:
         raise TypeError(
@@ -87,16 +86,34 @@ def with_pipe(
         )
     if pure.pipe is not None:
         raise ValueError(f"{call}: model: it is pipelined already, over {pure.pipe.axis_name!r}.")
-    if num_micro_batches < 1:
+    return dataclasses.replace(pure, pipe=pipe)
+
+
+def pipe_of(
+    call: str,
+    num_micro_batches: int,
+    schedule: Any,
+    axis_name: str,
+    num_chunks: int | None = None,
+    stage_sizes: Sequence[int] | None = None,
+) -> Pipe:
+    """Returns the arguments of `pipelined`, checked.
+
+    Raises:
+        ValueError: one of them makes no sense.
+    """
+    if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
         raise ValueError(
-            f"{call}: num_micro_batches: expected at least 1, got {num_micro_batches}."
+            f"{call}: num_micro_batches: expected at least 1, got {num_micro_batches!r}."
         )
     try:
         chunks = PipelineSchedule(schedule, 1, num_chunks or 0).num_chunks
     except ValueError as error:
         text = str(error).replace("PipelineSchedule: kind", "PipelineSchedule: schedule")
         raise ValueError(text.replace("PipelineSchedule", call, 1)) from None
+    if stage_sizes is not None and not isinstance(stage_sizes, Sequence):
+        raise ValueError(
+            f"{call}: stage_sizes: expected numbers of layers, such as (2, 3), got {stage_sizes!r}."
+        )
     sizes = None if stage_sizes is None else tuple(stage_sizes)
-    return dataclasses.replace(
-        pure, pipe=Pipe(axis_name, num_micro_batches, schedule, chunks, sizes)
-    )
+    return Pipe(axis_name, num_micro_batches, schedule, chunks, sizes)

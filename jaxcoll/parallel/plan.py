@@ -1,5 +1,7 @@
 """Any product of data, fully sharded, tensor and pipeline parallelism, on one mesh."""
 
+import functools as ft
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ from jaxcoll.mesh import make_mesh
 from jaxcoll.parallel.batches import LossFn
 from jaxcoll.parallel.describe import describe
 from jaxcoll.parallel.fully_shard import fully_shard
-from jaxcoll.parallel.pipelined import with_pipe
+from jaxcoll.parallel.pipelined import pipe_of, with_pipe
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.schedules import Kind
 from jaxcoll.parallel.shares import place
@@ -83,8 +85,19 @@ class ParallelPlan:
         )
         self.batch_axes = tuple(name for name in ("data", "fsdp") if name in axes)
         self._fsdp = dict(fsdp or {})
+        known = [name for name in inspect.signature(fully_shard).parameters][2:]
+        for name in self._fsdp:
+            if name not in known:
+                raise ValueError(
+                    f"ParallelPlan: fsdp: expected options of jaxcoll.fully_shard, "
+                    f"{listed(known)}, got {name!r}.{did_you_mean(str(name), known)}"
+                )
+        if accumulate < 1:
+            raise ValueError(f"ParallelPlan: accumulate: expected at least 1, got {accumulate}.")
         self._accumulate = accumulate
-        self._pipe = (num_micro_batches, schedule, "pipe", num_chunks, stage_sizes)
+        self._pipe = pipe_of(
+            "ParallelPlan", num_micro_batches, schedule, "pipe", num_chunks, stage_sizes
+        )
         self._model: PureModel | None = None
         self._specs: TrainState | None = None
 
@@ -113,7 +126,7 @@ class ParallelPlan:
         call = "ParallelPlan.init"
         pure = as_pure(call, model)
         if "pipe" in self.mesh.shape:
-            pure = with_pipe(call, pure, *self._pipe)
+            pure = with_pipe(call, pure, self._pipe)
         if "fsdp" in self.mesh.shape:
             pure = fully_shard(pure, "fsdp", **self._fsdp)
         state = create_train_state(pure, optimizer, rng, batch, self.mesh)
@@ -138,7 +151,8 @@ class ParallelPlan:
             is of global arrays, see `shard_batch`.
 
         Raises:
-            ValueError: there was no `init`.
+            ValueError: there was no `init`. The step: a state that another plan, model or optimizer
+                made, or one that was donated.
         """
         call = "ParallelPlan.build_train_step"
         if self._model is None:
@@ -150,7 +164,24 @@ class ParallelPlan:
             in_specs=(self._specs, P(self.batch_axes)),
             out_specs=(self._specs, P()),
         )
-        return jax.jit(mapped, donate_argnums=0 if donate else ())
+        jitted = jax.jit(mapped, donate_argnums=0 if donate else ())
+        expected = jax.tree.structure(self._specs)
+
+        @ft.wraps(jitted)
+        def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+            if jax.tree.structure(state) != expected:
+                raise ValueError(
+                    "train_step: state: expected one of this plan's last init, with its model and "
+                    f"optimizer, got {_described(state)}."
+                )
+            if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(state)):
+                raise ValueError(
+                    "train_step: state: it was donated to an earlier step: go on with the one that "
+                    "that returned, or build_train_step(..., donate=False)."
+                )
+            return jitted(state, batch)
+
+        return train_step
 
     def shard_batch(self, batch: Any, *, batch_is_global: bool = False) -> Any:
         """Returns a batch as global arrays, split over `batch_axes`.
@@ -164,3 +195,8 @@ class ParallelPlan:
     def describe(self, state: TrainState) -> str:
         """Returns a text: the mesh, and how each leaf of a state lies on it, with bytes."""
         return f"{describe(self.mesh)}\n\n{describe(state)}"
+
+
+def _described(state: Any) -> str:
+    kind = f"a {type(state).__name__}"
+    return f"{kind} of a {state.kind}" if isinstance(state, TrainState) else kind

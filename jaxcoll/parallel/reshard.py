@@ -63,7 +63,10 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
     shardings = jax.tree_util.tree_map_with_path(put, state, specs)
     # One after the other: a move may need the whole of its leaf on each device.
     return jax.tree.map(
-        lambda leaf, sharding: jax.block_until_ready(jax.device_put(leaf, sharding)),
+        lambda leaf, sharding: jax.block_until_ready(
+            # A copy even where nothing moves: a step may donate it.
+            jax.device_put(leaf, sharding, may_alias=False)
+        ),
         state,
         shardings,
     )

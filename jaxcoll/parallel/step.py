@@ -124,7 +124,7 @@ def build_step(
         check_mapped(call, (*axes, *([model.pipe.axis_name] if model.pipe else [])), batch)
         _check_types(call, axes)
         _check_model(call, state, model)
-        _check_split(call, state, axes)
+        _check_split(call, state, batch, axes)
         rng = jax.random.fold_in(state.rng, state.step)
         rng = jax.random.fold_in(rng, lax.axis_index(axes))
         # Differentiated with respect to local copies, whose gradients are local.
@@ -220,10 +220,10 @@ def _check_model(call: str, state: TrainState, model: PureModel) -> None:
             f"{model.kind}. Give one and the same model to create_train_state and to the step."
         )
     if state.pipe != model.pipe and state.pipe is not None:
-        made, used = state.pipe, model.pipe or "without jaxcoll.pipelined"
+        used = model.pipe or "not pipelined"
         raise ValueError(
-            f"{call}: state: it was made with {made}, but the step's model is {used}. Give one and "
-            "the same model to create_train_state and to the step."
+            f"{call}: state: it was made {state.pipe}, but the step's model is {used}. Give one "
+            "and the same model to create_train_state and to the step."
         )
     if model.pipe is not None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(state.variables):
@@ -242,7 +242,7 @@ def _check_model(call: str, state: TrainState, model: PureModel) -> None:
         )
 
 
-def _check_split(call: str, state: TrainState, data_axes: Axes) -> None:
+def _check_split(call: str, state: TrainState, batch: Any, data_axes: Axes) -> None:
     """Examples of different ranks must not meet in a layer, and a rank holds its parts alone."""
     if both := [axis for axis in data_axes if axis in state.axes]:
         raise ValueError(
@@ -251,6 +251,14 @@ def _check_split(call: str, state: TrainState, data_axes: Axes) -> None:
         )
     if not _compat.tracks_varying_axes():
         return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        varies = _compat.varying_axes(jax.typeof(leaf))
+        if wrong := [axis for axis in state.axes if axis in varies]:
+            raise ValueError(
+                f"{call}: batch{jax.tree_util.keystr(path)}: it is split over {listed(wrong)}, as "
+                "the model's parameters are: those ranks must see the same examples. In "
+                "jax.shard_map, split the batch over the other axes alone."
+            )
     expected = [(axis, state.params) for axis in state.axes]
     if state.zero is not None and any(dimension is not None for dimension in state.split):
         holder = state.params if state.zero.stage == 3 else state.opt_state

@@ -24,9 +24,9 @@ from jaxcoll import (
     data_parallel_train_step,
     fully_shard,
     pipelined,
+    sequential,
     stacked_layers,
 )
-from jaxcoll.parallel.pipeline import sequential
 from jaxcoll.parallel.pure_model import as_pure
 
 WIDTH = 8
@@ -90,12 +90,15 @@ class OfNnx(nnx.Module):
         def layer(params: Any, tree: Any) -> Any:
             x, sign, count = tree["x"], tree["sign"], tree["count"]
             y = jnp.tanh(x @ params["kernel"] + params["bias"]) * sign[:, None]
-            return {"x": x + y, "sign": -sign, "count": count + 1.0}
+            y = {"x": x + y, "sign": -sign, "count": count + 1.0}
+            return {**tree, **y, "number": tree["number"] + 1}
 
         stacked = {"kernel": self.kernel, "bias": self.bias}
         tree = {"x": self.embed(x), "sign": jnp.where(x[:, 0] > 0, 1, -1), "count": x[:, 1]}
+        # Of no example, and of nothing at all.
+        tree |= {"number": jnp.zeros((), int), "mask": jnp.ones(WIDTH, bool)}
         tree = pipeline(layer, stacked, tree)
-        return self.out(tree["x"]) * (1 + 0.01 * tree["count"][:, None])
+        return self.out(tree["x"] * tree["mask"]) * (1 + 0.01 * tree["count"][:, None])
 
 
 def of_functions(layers: int) -> Any:
@@ -158,7 +161,7 @@ def in_float64() -> Any:
 
 @pytest.mark.product(
     schedule=tuple(SCHEDULES),
-    grid=((1, 1), (1, 2), (2, 2), (1, 3), (2, 3), (1, 4), (2, 4), (1, 8)),
+    grid=((1, 1), (2, 2), (1, 3), (2, 4), (1, 8)),
     micro=(1, 3, 12),
     more=(0, 3),
     library=tuple(LIBRARIES),
@@ -175,14 +178,16 @@ def test_trains_as_on_one_device(
     model = pipelined(LIBRARIES[library](layers), micro, **options)
     state = start(model, data, mesh, OPTIMIZERS[optimizer])
     first, expected, losses = trained_alone(library, layers, optimizer)
-    jax.tree.map(np.testing.assert_array_equal, state.unpadded().params, first)
+    close = ft.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-15)
+    jax.tree.map(close, state.unpadded().params, first)
     state, metrics = train(data_parallel_train_step(model), state, data, mesh, state.specs)
     np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
     assert_trained_as(state.unpadded().params, expected)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved 2"])
-@pytest.mark.parametrize("over", [{"data": 2}, {"data": 2, "tensor": 2}])
+@pytest.mark.parametrize(
+    ("name", "over"), [("1f1b", {"data": 2}), ("interleaved 2", {"data": 2, "tensor": 2})]
+)
 def test_dropout_is_that_of_micro_batches(name: str, over: dict[str, int]):
     """The same masks as without a pipeline: forward, and when a stage is computed again."""
     data, chunks = batch(), 2
@@ -211,7 +216,7 @@ def test_dropout_is_that_of_micro_batches(name: str, over: dict[str, int]):
         assert_trained_as(plain.params, results[1][0])
 
 
-@pytest.mark.parametrize("name", list(SCHEDULES))
+@pytest.mark.parametrize("name", ["1f1b", "interleaved 2"])
 @pytest.mark.parametrize("communicates", [False, True])
 def test_nothing_of_the_bubbles_comes_through(name: str, communicates: bool):
     """A layer that makes NaN of what never was a micro-batch's: zeros, which slots begin with."""
@@ -289,8 +294,9 @@ def test_weights_that_differ_between_micro_batches():
         assert other == pytest.approx(one, rel=1e-10)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("name", ["1f1b", "interleaved 2"])
+@pytest.mark.parametrize(
+    ("name", "stage"), [("1f1b", 1), ("interleaved 2", 2), ("interleaved 2", 3)]
+)
 def test_with_a_state_in_parts(name: str, stage: int):
     data, mesh = batch(), mesh_of(pipe=2, data=2, fsdp=2)
     model = pipelined(OfLinen(5), 3, **SCHEDULES[name])
@@ -303,11 +309,12 @@ def test_with_a_state_in_parts(name: str, stage: int):
     kernel = state.params["blocks"]["RowParallelDense_0"]["kernel"]
     assert ("fsdp" in kernel.sharding.spec) == (stage == 3)
     first = jax.device_get(state.unpadded().params)
+    close = ft.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-15)
     step = data_parallel_train_step(model, axis_name=("data", "fsdp"))
     state, _ = train(step, state, data, mesh, state.specs, ("data", "fsdp"))
     plain = OfLinen(5)
     expected = start(plain, data, mesh_of(data=1), clipped)
-    jax.tree.map(np.testing.assert_array_equal, expected.params, first)
+    jax.tree.map(close, expected.params, first)
     expected, _ = train(data_parallel_train_step(plain), expected, data, mesh_of(data=1))
     assert_trained_as(state.unpadded().params, expected.params)
     moved = jaxcoll.reshard(state, start(plain, data, mesh_of(data=2), clipped).specs)
@@ -333,8 +340,9 @@ def compiled(axes: dict[str, int], micro: int, examples: int, name: str, model: 
     return jax.jit(mapped).lower(state, data).compile()
 
 
-@pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("name", list(SCHEDULES))
+@pytest.mark.parametrize(
+    ("name", "p"), [("gpipe", 2), ("1f1b", 2), ("1f1b", 4), ("interleaved 2", 2)]
+)
 def test_memory_is_as_predicted(name: str, p: int):
     """Between 16 and 32 micro-batches, GPipe's grows by their inputs, and no other's does."""
     examples = 256
@@ -445,7 +453,7 @@ def test_errors():
     with pytest.raises(ValueError, match="pipelined: model: it is pipelined already, over 'pipe'"):
         pipelined(pipelined(deep))
     with pytest.raises(ValueError, match='pipelined: schedule: expected one of "gpipe", "1f1b"'):
-        pipelined(deep, schedule="1f2b")  # pyright: ignore[reportArgumentType]
+        pipelined(deep, schedule="1f2b")
     with pytest.raises(ValueError, match="num_micro_batches: expected at least 1, got 0"):
         pipelined(deep, 0)
     with pytest.raises(ValueError, match="num_chunks: expected 2 or more"):
@@ -460,8 +468,11 @@ def test_errors():
         start(pipelined(deep), data)
     state = start(pipelined(deep), data, mesh)
     step = data_parallel_train_step(deep)
-    with pytest.raises(ValueError, match=r"state: it was made with Pipe\(.* without jaxcoll.pip"):
+    with pytest.raises(ValueError, match=r"state: it was made pipelined over .* is not pipelined"):
         train(step, state, data, mesh, state.specs)
+    step = data_parallel_train_step(pipelined(deep))
+    with pytest.raises(ValueError, match=r"batch\[0\]: it is split over .pipe., as the"):
+        train(step, state, data, mesh, state.specs, ("data", "pipe"))
     step = data_parallel_train_step(pipelined(deep), axis_name=("data", "pipe"))
     with pytest.raises(ValueError, match='splits parameters over "pipe", whose ranks'):
         train(step, state, data, mesh, state.specs, ("data", "pipe"))
