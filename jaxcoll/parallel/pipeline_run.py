@@ -25,6 +25,7 @@ from jaxcoll.parallel.tick_table import Section, TickTable
 Function = Callable[..., Any]
 Row = dict[str, jax.Array]
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
+Arrived = tuple[list[jax.Array], jax.Array]  # and the number of its slots
 
 
 def value_and_grad(
@@ -115,24 +116,37 @@ class _Run:
             for name, half in halves.items()
             if half is not None
         }
-        return lax.scan(lambda carry, row: (self._tick(carry, row), None), carry, rows)[0]
+        # What arrives in a tick is stored before the next one: were it stored in the tick itself,
+        # where what it replaces may still be read, XLA would copy all slots in each tick.
+        arrived: dict[str, Arrived] = {}
+        if section.forward is not None:
+            arrived["inputs"] = self._cut.x, self._nowhere(self._table.num_inputs)
+        if section.backward is not None:
+            arrived["cotangents"] = (
+                self._moving(self._cut.x),
+                self._nowhere(self._table.num_cotangents),
+            )
+        carry, arrived = lax.scan(
+            lambda state, row: (self._tick(_stored(*state), row), None), (carry, arrived), rows
+        )[0]
+        return _stored(carry, arrived)
 
-    def _tick(self, carry: dict[str, Any], row: dict[str, Row]) -> dict[str, Any]:
-        carry = dict(carry)
-        sent = {}
+    def _nowhere(self, count: int) -> jax.Array:
+        return typed_like(jnp.int32(count), self._rank)
+
+    def _tick(
+        self, carry: dict[str, Any], row: dict[str, Row]
+    ) -> tuple[dict[str, Any], dict[str, Arrived]]:
+        """Returns sums and slots, and what arrives, with the slots that it goes to."""
+        carry, arrived = dict(carry), {}
         if "forward" in row:
-            sent["inputs"] = self._forward(carry, row["forward"]), row["forward"], +1
+            y = self._forward(carry, row["forward"])
+            arrived["inputs"] = self._passed_on(y, +1), row["forward"]["target"]
         if "backward" in row:
             found, dx = self._backward(carry, row["backward"])
             carry["sums"] = self._added(carry["sums"], found, row["backward"]["chunk"])
-            sent["cotangents"] = dx, row["backward"], -1
-        # What arrives is stored at the end of a tick: what is read in it may have been there.
-        for name, (values, half, step) in sent.items():
-            carry[name] = [
-                lax.dynamic_update_index_in_dim(slots, value, half["target"], 0)
-                for slots, value in zip(carry[name], self._passed_on(values, step), strict=True)
-            ]
-        return carry
+            arrived["cotangents"] = self._passed_on(dx, -1), row["backward"]["target"]
+        return carry, arrived
 
     def _added(self, sums: list[Any], found: list[Any], chunk: jax.Array) -> list[Any]:
         metrics, of_rest, of_chunks = sums
@@ -241,6 +255,18 @@ class _Run:
 
 def _at(leaf: jax.Array, index: jax.Array) -> jax.Array:
     return lax.dynamic_index_in_dim(leaf, index, keepdims=False)
+
+
+def _stored(carry: dict[str, Any], arrived: dict[str, Arrived]) -> dict[str, Any]:
+    """Returns slots that have what arrived, and all else as it was."""
+    slots = {
+        name: [
+            lax.dynamic_update_index_in_dim(slot, value, number, 0)
+            for slot, value in zip(carry[name], values, strict=True)
+        ]
+        for name, (values, number) in arrived.items()
+    }
+    return {**carry, **slots}
 
 
 def _zeros(like: jax.Array) -> jax.Array:
