@@ -2,8 +2,8 @@
 
     python benchmarks/plan_step.py [--rounds 7] [--processes 1,2] [--only plans,pipelines]
 
-For each layout of devices, each product of axes of two ranks and each Transformer, in turn and in
-one run: the step of a `ParallelPlan`, the same on lax, and `jax.jit` of the plain step on arrays
+For each layout of devices, each product of axes of two ranks and a Transformer or two, in turn and
+in one run: the step of a `ParallelPlan`, the same on lax, and `jax.jit` of the plain step on arrays
 with the same shardings. AdamW, float32. Losses are compared. For pipelines see `pipelines.py`.
 """
 
@@ -22,10 +22,11 @@ import plan_report
 from environment import environment
 from shared import command, job, peak_bytes, save
 
-LAYOUTS = ((1, 4), (1, 8), (2, 1), (2, 2))  # processes, devices of each
 AXES = ("pipe", "data", "fsdp", "tensor")
 # Width, heads, layers, windows of a step, bytes of a window.
-MODELS = ((160, 4, 4, 16, 128), (256, 4, 8, 16, 32))
+SMALL, LARGE = (160, 4, 4, 16, 128), (256, 4, 8, 16, 32)
+# Processes, devices of each; models. To compile takes most of the time.
+LAYOUTS = {(1, 4): (SMALL, LARGE), (1, 8): (SMALL,), (2, 1): (SMALL,), (2, 2): (SMALL,)}
 WAYS = tuple(plan_report.WAYS)
 
 
@@ -43,8 +44,8 @@ def windows(of: Any) -> tuple[Any, Any]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def ours(of: Any, axes: dict[str, int]) -> tuple[Any, Any, Any]:
-    """Returns a jitted step, its state and its batch."""
+def planned(of: Any, axes: dict[str, int]) -> tuple[Any, Any, Any, Any]:
+    """Returns a plan, its loss function, the state that all ways start from, and a batch."""
     import jax
     import optax
 
@@ -62,11 +63,11 @@ def ours(of: Any, axes: dict[str, int]) -> tuple[Any, Any, Any]:
         losses = jaxcoll.vocab_parallel_cross_entropy(logits, batch[1], axis)
         return losses.sum(), losses.size
 
-    return plan.build_train_step(loss), state, batch
+    return plan, loss, state, batch
 
 
-def by_gspmd(of: Any, axes: dict[str, int]) -> tuple[Any, Any, Any]:
-    """Returns the plain step on arrays with the shardings that ours has, its state and its batch.
+def by_gspmd(of: Any, mesh: Any, like: Any) -> tuple[Any, Any, Any]:
+    """Returns the plain step on arrays with the shardings of a state, its state and its batch.
 
     The batch is split over stages, too: without that, each would compute all layers of it.
     """
@@ -75,19 +76,16 @@ def by_gspmd(of: Any, axes: dict[str, int]) -> tuple[Any, Any, Any]:
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    import jaxcoll
     from jaxcoll.models import TransformerLM
 
     width, heads, layers, *_ = of
-    _, like, _ = ours(of, axes)
     like = like.unpadded()
     optimizer = like.optimizer
-    mesh = jaxcoll.ParallelPlan(axes).mesh
     model = TransformerLM(256, layers, width, num_heads=heads)
     shardings = jax.tree.map(
         lambda leaf: NamedSharding(mesh, leaf.sharding.spec), (like.params, like.opt_state)
     )
-    of_batch = NamedSharding(mesh, P(tuple(name for name in axes if name != "tensor")))
+    of_batch = NamedSharding(mesh, P(tuple(axis for axis in mesh.axis_names if axis != "tensor")))
     batch = jax.tree.map(
         lambda x: jax.make_array_from_callback(x.shape, of_batch, x.__getitem__), windows(of)
     )
@@ -118,11 +116,15 @@ def measure(of: Any, axes: dict[str, int], rounds: int) -> dict[str, Any]:
 
     import jaxcoll
 
+    plan, loss, first, batch = planned(of, axes)
     steps, peaks = {}, {}
     for way in WAYS:
+        state = jax.tree.map(lambda leaf: leaf.copy(), first)  # which a step is given for good
+        step = plan.build_train_step(loss)
+        if way == "GSPMD":
+            step, state, batch = by_gspmd(of, plan.mesh, state)
         with jaxcoll.using(backend="lax" if way == "lax" else "auto"):
-            step, state, batch = (by_gspmd if way == "GSPMD" else ours)(of, axes)
-            compiled = step.lower(state, batch).compile()
+            compiled = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
         peaks[way], steps[way] = peak_bytes(compiled), (compiled, state, batch)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     losses = {}
@@ -158,7 +160,8 @@ def child(part: str, rounds: int) -> None:
     if part == "pipelines":
         rows = pipelines.measure(rounds)
     else:
-        chosen = it.product(MODELS, products(jax.device_count()))
+        layout = jax.process_count(), jax.local_device_count()
+        chosen = it.product(LAYOUTS[layout], products(jax.device_count()))
         rows = (measure(of, axes, rounds) for of, axes in chosen)
     for row in rows:
         if jax.process_index() == 0:

@@ -64,16 +64,13 @@ class Pipe:
         leaves, treedef = jax.tree.flatten(boxed["params"])
         whole = treedef.flatten_up_to(specs)
         named = [len(spec) > 0 and spec[0] == self.axis_name for spec in whole]
-        # In a map, what the model itself splits has the shape of a rank's part there.
         for leaf, is_named in zip(leaves, named, strict=True):
-            if is_named:
-                self.layers(call, leaf.shape[0], size)
-        shapes = [
-            jax.ShapeDtypeStruct((leaf.shape[0] // size * size, *leaf.shape[1:]), leaf.dtype)
-            if is_named
-            else leaf
-            for leaf, is_named in zip(leaves, named, strict=True)
-        ]
+            if is_named and leaf.shape[0] % size:
+                raise ValueError(
+                    f'{call}: model: it splits {leaf.shape[0]} layers over "{self.axis_name}" '
+                    f"itself, which {size} ranks can't share evenly. Leave that to pipelined, "
+                    "without with_partitioning (PPClassifier: split=False)."
+                )
         rest = {name: value for name, value in boxed.items() if name != "params"}
         found: list[int] = []
 
@@ -87,7 +84,7 @@ class Pipe:
         mapped = jax.shard_map(
             program, mesh=mesh, in_specs=(whole, P(), P()), out_specs=P(), check_vma=False
         )
-        jax.eval_shape(mapped, shapes, rest, inputs)
+        jax.eval_shape(mapped, leaves, rest, inputs)
         count = num_layers(call, [leaves[i] for i in found])
         return tuple(
             self.layers(call, count, size, is_named=named[i]) if i in found else None

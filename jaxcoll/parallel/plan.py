@@ -174,7 +174,7 @@ class ParallelPlan:
                     "train_step: state: expected one of this plan's last init, with its model and "
                     f"optimizer, got {_described(state)}."
                 )
-            if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(state)):
+            if any(map(_is_gone, jax.tree.leaves(state))):
                 raise ValueError(
                     "train_step: state: it was donated to an earlier step: go on with the one that "
                     "that returned, or build_train_step(..., donate=False)."
@@ -195,6 +195,11 @@ class ParallelPlan:
     def describe(self, state: TrainState) -> str:
         """Returns a text: the mesh, and how each leaf of a state lies on it, with bytes."""
         return f"{describe(self.mesh)}\n\n{describe(state)}"
+
+
+def _is_gone(leaf: Any) -> bool:
+    is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    return is_array and leaf.is_deleted()
 
 
 def _described(state: Any) -> str:

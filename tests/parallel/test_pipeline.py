@@ -464,6 +464,9 @@ def test_errors():
         start(pipelined(OfLinen(1)), data, mesh)
     with pytest.raises(ValueError, match=r"pipelined: axis_name: 'stages' is not an axis"):
         start(pipelined(deep, axis_name="stages"), data, mesh)
+    of_five = jaxcoll.models.PPClassifier(num_classes=4, num_layers=5, width=12)
+    with pytest.raises(ValueError, match=r"it splits 5 layers over .pipe. itself, which 2 ranks"):
+        start(pipelined(of_five), data, mesh)
     with pytest.raises(ValueError, match="mesh: pipelined needs one"):
         start(pipelined(deep), data)
     state = start(pipelined(deep), data, mesh)
