@@ -63,13 +63,17 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
     shardings = jax.tree_util.tree_map_with_path(put, state, specs)
     # One after the other: a move may need the whole of its leaf on each device.
     return jax.tree.map(
-        lambda leaf, sharding: jax.block_until_ready(
-            # A copy even where nothing moves: a step may donate it.
-            jax.device_put(leaf, sharding, may_alias=False)
-        ),
-        state,
-        shardings,
+        lambda leaf, sharding: jax.block_until_ready(_moved(leaf, sharding)), state, shardings
     )
+
+
+def _moved(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """Returns a leaf elsewhere; a copy even where nothing moves, for a step may donate it."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding, may_alias=False)
+    moved = jax.device_put(leaf, sharding)
+    is_same = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    return jax.jit(jnp.copy)(moved) if is_same else moved
 
 
 _HOW = ("zero", "split", "pipe", "layers", "axes", "kind")
