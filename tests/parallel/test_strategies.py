@@ -24,14 +24,11 @@ OPTIMIZERS = {"sgd": optax.sgd(0.5), "adamw": optax.adamw(0.05)}
 # The last of the data axes has the parts of a state.
 LAYOUTS = {
     "data 1": {"data": 1},
-    "data 2": {"data": 2},
     "data 3": {"data": 3},
     "data 4": {"data": 4},
     "data 8": {"data": 8},
     "hybrid 2 x 3": {"replica": 2, "data": 3},
-    "hybrid 2 x 4": {"replica": 2, "data": 4},
     "data 2, tensor 4": {"data": 2, "tensor": 4},
-    "data 2, tensor 3": {"data": 2, "tensor": 3},
     "hybrid 2 x 2, tensor 2": {"replica": 2, "data": 2, "tensor": 2},
 }
 STRATEGIES: dict[str, Any] = {

@@ -71,7 +71,9 @@ def test_two_processes(losses_of_one: list[float], tmp_path: Path):
     ("mesh", "axes"),
     [
         ("data=2,tensor=2", "2 of data x 2 of tensor"),
-        ("data=2,fsdp=2,tensor=2", "2 of data x 2 of fsdp x 2 of tensor"),
+        pytest.param(
+            "data=2,fsdp=2,tensor=2", "2 of data x 2 of fsdp x 2 of tensor", marks=pytest.mark.long
+        ),
         ("pipe=2,data=2,tensor=2", "2 of pipe x 2 of data x 2 of tensor"),
     ],
 )
