@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick.XLA_FLAGS}".strip()
     jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
+    config.addinivalue_line("markers", "slow: of a product each value, not each pair")
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line("markers", "long: the same, and CI leaves it to `make test-all`")
 
@@ -51,12 +52,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names, factors = list(marker.kwargs), [list(values) for values in marker.kwargs.values()]
     if metafunc.config.option.full:
         cases = list(it.product(*factors))
-    elif metafunc.config.option.each_value or not auto_is_native():
+    elif metafunc.config.option.each_value or not auto_is_native() or _is_slow(metafunc):
         cases = each_value(*factors)
     else:
         cases = pairwise(*factors)
     ids = ["-".join(map(_id, names, case)) for case in cases]
     metafunc.parametrize(names, cases, ids=ids)
+
+
+def _is_slow(metafunc: pytest.Metafunc) -> bool:
+    return metafunc.definition.get_closest_marker("slow") is not None
 
 
 def _id(name: str, value: Any) -> str:

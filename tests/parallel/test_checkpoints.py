@@ -230,6 +230,7 @@ for step in itertools.count(first + 1):
 """
 
 
+@pytest.mark.full
 def test_killed_at_any_moment(tmp_path: pathlib.Path):
     """The newest is at most the step in flight behind, and all that are there are whole."""
     chance, state = random.Random(0), small()

@@ -113,6 +113,7 @@ def plan_of(axes: dict[str, int], **options: Any) -> ParallelPlan:
     return ParallelPlan(axes, devices=jax.devices()[:count], **options)
 
 
+@pytest.mark.slow
 @pytest.mark.product(
     axes=tuple(AXES),
     kind=tuple(KINDS),
