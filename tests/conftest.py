@@ -2,8 +2,8 @@
 
 `@pytest.mark.product(op=OPS, size=SIZES)` runs a test on enough cases that every pair of values
 occurs, where the path, native or lax, and the version of JAX are two more factors: natively on one
-JAX all pairs of the others, on lax and with `--each-value` on another JAX each value. With
-`--full`, all run the whole product.
+JAX all pairs of the others, on lax and with `--each-value` on another JAX each value, as for tests
+that compile long, `@pytest.mark.slow`. With `--full`, all run the whole product.
 """
 
 import itertools as it
