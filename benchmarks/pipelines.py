@@ -46,7 +46,8 @@ def piped(schedule: Any, micro_batches: int) -> tuple[Any, Any, Any]:
     batch = plan.shard_batch(batch_of(micro_batches), batch_is_global=True)
     model = PPClassifier(CLASSES, LAYERS, WIDTH, split=False)
     state = plan.init(model, optax.sgd(LEARNING_RATE), jax.random.key(0), batch)
-    return plan.build_train_step().lower(state, batch).compile(), state, batch
+    step = jax.jit(plan.build_train_step(), donate_argnums=0)
+    return step.lower(state, batch).compile(), state, batch
 
 
 def ideal(micro_batches: int) -> tuple[Any, Any, Any]:
