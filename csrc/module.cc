@@ -3,22 +3,29 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
+
+#include <signal.h>  // SIGUSR2, NOLINT(modernize-deprecated-headers)
 
 #include <bit>        // std::bit_cast
 #include <cstddef>    // std::size_t
 #include <cstdint>    // std::int64_t, std::uint64_t, std::uintptr_t
+#include <cstdio>     // std::fflush
+#include <cstdlib>    // std::_Exit
 #include <memory>     // std::shared_ptr
 #include <optional>   // std::optional
 #include <stdexcept>  // std::runtime_error
 #include <utility>    // std::move
 #include <vector>     // std::vector
 
+#include "core/clock.h"
 #include "core/status.h"
 #include "ffi/handlers.h"
 #include "ffi/site.h"
-#include "host/call_site.h"
+#include "host/black_box.h"
 #include "host/communicator.h"
+#include "host/diagnosis.h"
 #include "host/job.h"
 #include "host/recorder.h"
 #include "host/segment.h"
@@ -79,22 +86,59 @@ nb::list KernelSets() {
   return names;
 }
 
-nb::list Records() {
-  nb::list records;
-  for (const CallRecord& record : Recorder::Get().Snapshot()) {
-    nb::list moments;
-    for (const std::int64_t ns : record.moments_ns) {
-      moments.append(ns);
-    }
-    records.append(nb::make_tuple(record.device, record.sequence, record.site, record.run,
-                                  record.iteration, nb::tuple(moments)));
-  }
-  return records;
+// The black box's memory, which is never unmapped.
+nb::object BlackBoxMemory() {
+  const BlackBox& box = BlackBox::Get();
+  return nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(&box.header()),
+                                           static_cast<Py_ssize_t>(box.bytes()), PyBUF_READ));
 }
 
-void SetTimeout(std::optional<double> seconds) {
-  Watchdog::Get().SetTimeout(seconds ? static_cast<std::int64_t>(*seconds * 1e9) : -1);
+std::int64_t Nanoseconds(std::optional<double> seconds) {
+  return seconds ? static_cast<std::int64_t>(*seconds * 1e9) : -1;
 }
+
+void SetCompileTimeout(std::optional<double> seconds) {
+  Watchdog::Get().SetCompileTimeout(Nanoseconds(seconds));
+}
+
+void SetProcess(std::int64_t process, std::int64_t num_processes) {
+  BlackBox::Header& header = BlackBox::Get().header();
+  header.process.store(process, std::memory_order_relaxed);
+  header.num_processes.store(num_processes, std::memory_order_relaxed);
+}
+
+void Tell(std::int64_t phase, const std::string& stack, std::uint64_t question) {
+  BlackBox::Header& header = BlackBox::Get().header();
+  const std::int64_t now_ns = NowNs();
+  if (header.phase.load(std::memory_order_relaxed) != phase) {
+    header.phase_since_ns.store(now_ns, std::memory_order_relaxed);
+    header.phase.store(phase, std::memory_order_release);
+  }
+  header.beat_ns.store(now_ns, std::memory_order_release);
+  BlackBox::Get().SetStack(stack, now_ns);
+  header.told.store(question, std::memory_order_release);
+}
+
+int exit_code = 0;
+
+// The last thing that Python does at its end is to call this.
+void EndWith(int code) {
+  if (exit_code == 0 && code != 0) {
+    exit_code = code;
+    Py_AtExit([] {
+      std::fflush(nullptr);
+      std::_Exit(exit_code);
+    });
+  }
+}
+
+void PauseUntil(double seconds) {
+  BlackBox::Get().header().paused_until_ns.store(
+      seconds > 0 ? NowNs() + static_cast<std::int64_t>(seconds * 1e9) : 0,
+      std::memory_order_release);
+}
+
+void SetTimeout(std::optional<double> seconds) { Watchdog::Get().SetTimeout(Nanoseconds(seconds)); }
 
 void FormatSegment(int memory, std::size_t num_seats, std::size_t num_lanes,
                    std::size_t window_bytes, std::uint64_t nonce) {
@@ -131,15 +175,26 @@ void Join(int memory, std::uint64_t nonce, std::vector<std::int64_t> processes,
   Joined() = std::move(session);
 }
 
-std::optional<std::string> JobFailure() {
-  const std::shared_ptr<const Status> failure = Job::Get().Failure();
-  return failure == nullptr ? std::nullopt : std::optional(failure->message);
-}
-
 void RequireJoined() {
   if (Joined() == nullptr) {
     throw std::runtime_error("no segment was joined");
   }
+}
+
+bool Observe(std::int64_t process, int memory) {
+  RequireJoined();
+  const int seat = Joined()->SeatOf(process);
+  std::shared_ptr<const BlackBox> box = BlackBox::Map(memory);
+  if (seat < 0 || box == nullptr) {
+    return false;
+  }
+  Joined()->Observe(static_cast<std::size_t>(seat), std::move(box));
+  return true;
+}
+
+std::optional<std::string> JobFailure() {
+  const std::shared_ptr<const Status> failure = Job::Get().Failure();
+  return failure == nullptr ? std::nullopt : std::optional(failure->message);
 }
 
 bool ProbePeers() {
@@ -189,10 +244,12 @@ NB_MODULE(_core, m) {
         "State types by name, as jax.ffi.register_ffi_type takes them.");
   m.def("kernel_sets", &KernelSets, nb::sig("def kernel_sets() -> list[str]"),
         "Instruction sets that this machine can run; the last one is in use.");
-  m.def("describe_site", &DescribeSite, nb::arg("site"), nb::arg("text"),
-        "Sets the text that errors show for a site id.");
+  m.def("describe_site", &DescribeSite, nb::arg("site"), nb::arg("text"), nb::arg("json"),
+        "Sets the text that errors show for a site id, and the same for programs.");
   m.def("set_timeout", &SetTimeout, nb::arg("seconds").none(),
         "How long a rank may wait for the others; None waits for ever.");
+  m.def("set_compile_timeout", &SetCompileTimeout, nb::arg("seconds").none(),
+        "How long a rank may wait for one that compiles; None waits for ever.");
   m.def("segment_bytes", &SegmentBytes, nb::arg("num_seats"), nb::arg("num_lanes"),
         nb::arg("window_bytes"), "How much memory a segment of these measures takes.");
   m.def("format_segment", &FormatSegment, nb::arg("memory"), nb::arg("num_seats"),
@@ -232,10 +289,38 @@ NB_MODULE(_core, m) {
       "Native calls begun so far, over all devices; without those of XLA's own collectives.");
   m.def("num_mpi_calls", &Communicator::NumCalls,
         "Calls that XLA's own collectives have begun so far, over all devices.");
-  m.def("records", &Records,
-        nb::sig("def records() -> list[tuple[int, int, int, int, int, tuple[int, ...]]]"),
-        "Recorded calls: (device, sequence, site, run, iteration, (arrived, opened, met, moved, "
-        "resumed)), times in ns of the monotonic clock, 0 where not reached.");
+  m.def("black_box", &BlackBoxMemory, nb::sig("def black_box() -> memoryview"),
+        "What this process tells about itself; see csrc/host/black_box.h.");
+  m.def(
+      "black_box_file", [] { return BlackBox::Get().memory(); },
+      "The descriptor of that memory, or -1 where it has none.");
+  m.def("set_process", &SetProcess, nb::arg("process"), nb::arg("num_processes"),
+        "Notes in the black box which process of the job this one is.");
+  m.def("observe", &Observe, nb::arg("process"), nb::arg("memory"),
+        "Maps the black box of another process of the segment that was joined, behind a "
+        "descriptor; returns whether it is one.");
+  m.def(
+      "question", [] { return BlackBox::Get().header().asked.load(); },
+      "How often somebody has asked what this process does.");
+  m.def("tell", &Tell, nb::arg("phase"), nb::arg("stack"), nb::arg("question"),
+        "Notes what the main thread does now, and answers that question so.");
+  m.def("pause", &PauseUntil, nb::arg("seconds"),
+        "Has the others wait for this process for so long from now; 0: as usual.");
+  m.def("set_dump_folder", &SetDumpFolder, nb::arg("path"),
+        "The folder that errors name, where dumps are; '' for none.");
+  m.def(
+      "dumps_asked", [] { return BlackBox::Get().header().dumps_asked.load(); },
+      "How often somebody wanted a dump of this process.");
+  m.def(
+      "dump_on_signal", [] { BlackBox::Get().DumpOnSignal(SIGUSR2); },
+      "Counts SIGUSR2 among those, unless the program does something else then.");
+  m.def("end_with", &EndWith, nb::arg("code"), "Has this process end with this exit code.");
+  m.def(
+      "num_failures", [] { return Watchdog::Get().num_failures(); },
+      "Runs of programs that failed so far in native calls.");
+  m.def(
+      "last_failure", [] { return Watchdog::Get().LastFailure(); },
+      "Why the last of them failed, or ''.");
 }
 
 }  // namespace jaxcoll

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from jaxcoll._info import info as info
     from jaxcoll._initialize import initialize as initialize
     from jaxcoll._processes import simulate_cpu_devices as simulate_cpu_devices
+    from jaxcoll._watch import allow_pause as allow_pause
+    from jaxcoll._watch import watch as watch
     from jaxcoll.collectives.all_gather import all_gather as all_gather
     from jaxcoll.collectives.all_gather_matmul import all_gather_matmul as all_gather_matmul
     from jaxcoll.collectives.all_reduce import all_reduce as all_reduce
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
     )
     from jaxcoll.collectives.ppermute import ppermute as ppermute
     from jaxcoll.collectives.reduce_scatter import reduce_scatter as reduce_scatter
+    from jaxcoll.diagnosis.dumps import dump as dump
+    from jaxcoll.diagnosis.errors import ErrorInfo as ErrorInfo
+    from jaxcoll.diagnosis.errors import MissingRank as MissingRank
+    from jaxcoll.diagnosis.errors import error_info as error_info
     from jaxcoll.mesh import DeviceMeshManager as DeviceMeshManager
     from jaxcoll.mesh import make_mesh as make_mesh
     from jaxcoll.nn.attention import TPAttention as TPAttention
@@ -94,7 +100,9 @@ _HOMES = {
     "DeviceMeshManager": "jaxcoll.mesh",
     "DevicePlacement": "jaxcoll.parallel.placement",
     "DistributedMetrics": "jaxcoll.parallel.metrics",
+    "ErrorInfo": "jaxcoll.diagnosis.errors",
     "Info": "jaxcoll._info",
+    "MissingRank": "jaxcoll.diagnosis.errors",
     "MixedPrecisionPolicy": "jaxcoll.parallel.precision",
     "NativeUnavailableError": "jaxcoll._errors",
     "ParallelPlan": "jaxcoll.parallel.plan",
@@ -116,6 +124,7 @@ _HOMES = {
     "all_gather_matmul": "jaxcoll.collectives.all_gather_matmul",
     "all_reduce": "jaxcoll.collectives.all_reduce",
     "all_to_all": "jaxcoll.collectives.all_to_all",
+    "allow_pause": "jaxcoll._watch",
     "broadcast": "jaxcoll.collectives.broadcast",
     "clip_by_global_norm": "jaxcoll.parallel.clipping",
     "config": "jaxcoll._config",
@@ -123,6 +132,8 @@ _HOMES = {
     "data_parallel_train_step": "jaxcoll.parallel.step",
     "describe": "jaxcoll.parallel.describe",
     "draw": "jaxcoll.parallel.describe",
+    "dump": "jaxcoll.diagnosis.dumps",
+    "error_info": "jaxcoll.diagnosis.errors",
     "explain": "jaxcoll._explain",
     "export_stages": "jaxcoll.parallel.layouts",
     "export_tp_dense": "jaxcoll.parallel.layouts",
@@ -152,6 +163,7 @@ _HOMES = {
     "sync_gradients": "jaxcoll.parallel.fsdp",
     "using": "jaxcoll._config",
     "vocab_parallel_cross_entropy": "jaxcoll.nn.cross_entropy",
+    "watch": "jaxcoll._watch",
     "with_partitioning": "jaxcoll.parallel.partitioned",
 }
 

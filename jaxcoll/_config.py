@@ -20,6 +20,7 @@ from jaxcoll._types import BACKENDS, Backend
 logger = logging.getLogger("jaxcoll")
 
 DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_COMPILE_TIMEOUT_S = 3600.0
 
 
 def checked_backend(call: str, argument: str, value: object) -> Backend:
@@ -54,11 +55,11 @@ def accelerates_from(environment: Mapping[str, str]) -> bool:
     return value == "1"
 
 
-def timeout_from(environment: Mapping[str, str]) -> float | None:
-    """Returns the limit on waits that the environment asks for, in seconds; None: no limit."""
-    value = environment.get("JAXCOLL_TIMEOUT_S", "").strip()
+def timeout_from(environment: Mapping[str, str], variable: str, default: float) -> float | None:
+    """Returns a limit on waits that the environment asks for, in seconds; None: no limit."""
+    value = environment.get(variable, "").strip()
     if not value:
-        return DEFAULT_TIMEOUT_S
+        return default
     if value.lower() == "none":
         return None
     try:
@@ -67,7 +68,7 @@ def timeout_from(environment: Mapping[str, str]) -> float | None:
         number = -1.0
     if not number > 0:
         raise ValueError(
-            "environment: JAXCOLL_TIMEOUT_S: expected a positive number of seconds, or None to "
+            f"environment: {variable}: expected a positive number of seconds, or None to "
             f"wait for ever, got {value!r}."
         )
     return number
@@ -95,6 +96,9 @@ class Config:
             `jaxcoll.using` is active. Initially `JAXCOLL_BACKEND`, else `"auto"`.
         timeout_s: how long a rank waits for the others, in seconds; None waits for ever. Takes
             effect at once, also on waits in progress. Initially `JAXCOLL_TIMEOUT_S`, else 300.
+        compile_timeout_s: how long one that traces, lowers or compiles a program is waited for
+            beyond that, in seconds; None: for ever. Initially `JAXCOLL_COMPILE_TIMEOUT_S`, else
+            3600.
         reduction_order: `"layout"` or `"rank"`. On one host both add the ranks in their order, on
             any layout of processes and devices; over several hosts the ranks of a host come first
             either way. Initially `"layout"`.
@@ -105,17 +109,21 @@ class Config:
     # A misspelt setting is an AttributeError.
     __slots__ = (
         "_accelerates_lax",
+        "_compile_timeout_s",
         "_initial_backend",
+        "_listeners",
         "_reduction_order",
-        "_timeout_listeners",
         "_timeout_s",
     )
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Reads the initial values. Raises ValueError for a value that makes no sense."""
         self._initial_backend = backend_from(environment)
-        self._timeout_s = timeout_from(environment)
-        self._timeout_listeners: list[Callable[[float | None], None]] = []
+        self._timeout_s = timeout_from(environment, "JAXCOLL_TIMEOUT_S", DEFAULT_TIMEOUT_S)
+        self._compile_timeout_s = timeout_from(
+            environment, "JAXCOLL_COMPILE_TIMEOUT_S", DEFAULT_COMPILE_TIMEOUT_S
+        )
+        self._listeners: dict[str, list[Callable[[float | None], None]]] = {}
         self._accelerates_lax = accelerates_from(environment)
         self._reduction_order = "layout"
 
@@ -134,8 +142,16 @@ class Config:
     @timeout_s.setter
     def timeout_s(self, value: float | None) -> None:
         self._timeout_s = _checked_timeout("jaxcoll.config", "timeout_s", value)
-        for listener in self._timeout_listeners:
-            listener(self._timeout_s)
+        self._tell("timeout_s")
+
+    @property
+    def compile_timeout_s(self) -> float | None:
+        return self._compile_timeout_s
+
+    @compile_timeout_s.setter
+    def compile_timeout_s(self, value: float | None) -> None:
+        self._compile_timeout_s = _checked_timeout("jaxcoll.config", "compile_timeout_s", value)
+        self._tell("compile_timeout_s")
 
     @property
     def reduction_order(self) -> str:
@@ -158,10 +174,14 @@ class Config:
             raise TypeError(f"jaxcoll.config: strict: expected a bool, got {value!r}.")
         _strict_context.set_global(value)
 
-    def _on_timeout(self, listener: Callable[[float | None], None]) -> None:
-        """Calls `listener` with `timeout_s` now and at every change."""
-        self._timeout_listeners.append(listener)
-        listener(self._timeout_s)
+    def _on_change(self, name: str, listener: Callable[[float | None], None]) -> None:
+        """Calls `listener` with the limit of that name now and at every change."""
+        self._listeners.setdefault(name, []).append(listener)
+        listener(getattr(self, name))
+
+    def _tell(self, name: str) -> None:
+        for listener in self._listeners.get(name, ()):
+            listener(getattr(self, name))
 
     def __repr__(self) -> str:
         return (

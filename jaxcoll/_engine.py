@@ -24,6 +24,7 @@ from jax.extend.core import Primitive
 from jaxcoll import _compat, _crossovers, _door, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
+from jaxcoll.diagnosis import black_box, dumps, watcher
 
 # A lane for each call that may be open at once, see csrc/host/job.h; JAX keeps at most 32
 # executions of a device in flight.
@@ -114,10 +115,15 @@ def attach(call: str = "initialize") -> None:
             reason = _share(board, kind, core, (len(here), lanes, window), here, process)
             problem = _first_reasons(board.exchange(f"attached/{kind}", reason))
             if not problem:
+                _observe(core, cards, here, process)
                 # One that may not read another's memory, as in some containers, decides for all.
                 core.start(all(board.exchange("reading", core.probe_peers())))
                 _use(core)
                 break
+    if core is not None:
+        core.set_process(process, num_processes)
+        dumps.observe(_black_boxes(cards, here, process))
+        watcher.start()
     changes = _state.attachments == 0 or problem != _state.problem
     _state.attachments, _state.host_of = attempt, hosts
     _state.problem, _state.window_bytes = problem, window
@@ -128,6 +134,29 @@ def attach(call: str = "initialize") -> None:
         )
     if changes and _compat.backends_are_initialized():
         jax.clear_caches()  # what is compiled has taken the other path
+
+
+def _observe(
+    core: Any, cards: Sequence[Mapping[str, Any]], here: Sequence[int], process: int
+) -> None:
+    """Lets errors say what the other processes of this host do, as far as they may be read."""
+    for other in here:
+        path = cards[other]["black box"]
+        if other != process and path is not None:
+            with contextlib.suppress(OSError):
+                _segments.join(path, lambda memory, other=other: core.observe(other, memory))
+
+
+def _black_boxes(
+    cards: Sequence[Mapping[str, Any]], here: Sequence[int], process: int
+) -> dict[int, black_box.BlackBox]:
+    found = {}
+    for other in here:
+        path = cards[other]["black box"]
+        if other != process and path is not None:
+            with contextlib.suppress(OSError, ValueError):
+                found[other] = black_box.at_path(path)
+    return found
 
 
 def agree(topic: str, reason: str | None) -> str | None:
@@ -283,6 +312,7 @@ def _card() -> dict[str, Any]:
         "devices": _processes.expected_devices(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         "missing": _native.missing_reason(),
+        "black box": black_box.path_of_own(),
         "settings": {
             "jax": jax.__version__,
             "jaxcoll": _version(),

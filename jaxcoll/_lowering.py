@@ -27,7 +27,10 @@ from jaxcoll._decisions import Path
 from jaxcoll._errors import NativeUnavailableError
 from jaxcoll._hosts import Levels, TwoLevel, levels_of
 from jaxcoll._types import MARK, Backend
+from jaxcoll.diagnosis import watcher
 
+# Devices of a call that the black box names: there is room for 2 KiB.
+_MOST_DESCRIBED = 64
 # csrc/host/work.h, kMaxRanks: the engine keeps a pointer for each rank on the stack.
 _MAX_GROUP = 256
 
@@ -272,17 +275,15 @@ def _emit(
     types += f" and {len(operands) - 4} more" if len(operands) > 4 else ""
     identity = (position, request.op, groups, sorted(call.attributes.items()), types)
     site = _site_id(_compat.module_name(ctx), identity)
-    axes = ", ".join(f'"{axis}"' for axis in request.axes)
-    _native.describe_site(
-        site,
-        f"{request.op} over {axes or 'no axis'} of {types}, called at {_compat.source_line(ctx)}",
-    )
+    placement = _placement(ctx, groups)
+    _describe(ctx, site, request, groups, types, placement)
+    watcher.start()
 
     attributes: dict[str, int | Sequence[int]] = {
         "site": site,
         "groups": [member for group in groups for member in group],
         "group_size": len(groups[0]),
-        **_placement(ctx, groups),
+        **placement,
         **call.attributes,
     }
     leaves = operands if call.operands is None else call.operands
@@ -303,6 +304,34 @@ def _emit(
     )
     tokens[block] = custom_call.results[0]
     return site, list(custom_call.results)[1:]
+
+
+def _describe(
+    ctx: Context,
+    site: int,
+    request: Request,
+    groups: Groups,
+    types: str,
+    placement: Mapping[str, Sequence[int]],
+) -> None:
+    """Notes what stands at a site, for errors and for the black box."""
+    axes = ", ".join(f'"{axis}"' for axis in request.axes)
+    source = _compat.source_line(ctx)
+    details = {
+        "op": request.op if request.reduction is None else f"{request.op} {request.reduction}",
+        "axes": request.axes,
+        "operands": types,
+        "bytes": int(sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in)),
+        "ranks": len(groups[0]),
+        "program": _compat.module_name(ctx),
+        "source": source,
+    }
+    # Who is in which group: for those that have not come. Large jobs go without.
+    if len(groups) * len(groups[0]) <= _MOST_DESCRIBED:
+        details["devices"] = placement["devices"] or [int(m) for group in groups for m in group]
+        details["processes"] = placement["processes"]
+    text = f"{request.op} over {axes or 'no axis'} of {types}, called at {source}"
+    _native.describe_site(site, text, details)
 
 
 def _type_text(tensor: ir.Type) -> str:

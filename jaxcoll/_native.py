@@ -5,8 +5,11 @@ The only file that touches `jax.ffi` and `jaxcoll._core`.
 
 import functools as ft
 import importlib
+import json
 import threading
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 import jax
 
@@ -26,7 +29,8 @@ def _load() -> tuple[ModuleType | None, str | None]:
         return None, problem
     try:
         core = importlib.import_module("jaxcoll._core")
-        config._on_timeout(core.set_timeout)
+        config._on_change("timeout_s", core.set_timeout)
+        config._on_change("compile_timeout_s", core.set_compile_timeout)
     except Exception as error:  # a broken or foreign extension fails in many ways
         if isinstance(error, ModuleNotFoundError) and error.name == "jaxcoll._core":
             reason = (
@@ -100,11 +104,11 @@ def kernel_sets() -> list[str]:
     return [] if core is None else core.kernel_sets()
 
 
-def describe_site(site: int, text: str) -> None:
-    """Sets the text that native errors show for a call site."""
+def describe_site(site: int, text: str, details: Mapping[str, Any]) -> None:
+    """Sets the text that native errors show for a call site, and the same for programs."""
     core, _ = _load()
     if core is not None:
-        core.describe_site(site, text)
+        core.describe_site(site, text, json.dumps(details, separators=(",", ":")))
 
 
 def num_calls() -> int:
@@ -117,9 +121,3 @@ def num_mpi_calls() -> int:
     """Returns how many calls XLA's own collectives have begun in this process."""
     core, _ = _load()
     return 0 if core is None else core.num_mpi_calls()
-
-
-def records() -> list[tuple[int, int, int, int, int, tuple[int, ...]]]:
-    """Returns the engine's recorded calls; see `jaxcoll._core.records`."""
-    core, _ = _load()
-    return [] if core is None else core.records()

@@ -78,6 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
     run.set_defaults(run=_run)
 
+    doctor = commands.add_parser(
+        "doctor",
+        help="why a job does not go on, or is slow, from its dumps",
+        description="Reads the dumps of a job's processes (on errors, on SIGUSR2, or by "
+        "jaxcoll.dump) and says what they show. Exit status: 0 nothing is wrong, 3 a process is "
+        "gone, 4 ranks wait in different calls, 5 a rank is behind, 6 some are slow.",
+    )
+    doctor.add_argument("dumps", nargs="+", metavar="DUMP", help="folders, or files of processes")
+    doctor.set_defaults(run=_doctor)
+
     chosen = parser.parse_args(arguments)
     try:
         return chosen.run(chosen)
@@ -93,6 +103,14 @@ def _info(_: argparse.Namespace) -> int:
 
     print(info())
     return 0
+
+
+def _doctor(chosen: argparse.Namespace) -> int:
+    from jaxcoll.diagnosis import doctor
+
+    text, status = doctor.report(chosen.dumps)
+    print(text)
+    return status
 
 
 def _run(chosen: argparse.Namespace) -> int:

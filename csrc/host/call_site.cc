@@ -1,11 +1,10 @@
 #include "host/call_site.h"
 
-#include <algorithm>      // std::find, std::max
-#include <mutex>          // std::mutex
-#include <unordered_map>  // std::unordered_map
-#include <utility>        // std::move
+#include <algorithm>  // std::find, std::max
+#include <utility>    // std::move
 
 #include "core/clock.h"
+#include "host/diagnosis.h"
 #include "host/watchdog.h"
 
 namespace jaxcoll {
@@ -15,24 +14,14 @@ namespace {
 // ended and been freed), so they stand in a fixed table; sites that share one only share a hint.
 constexpr std::size_t kNumPaces = 1024;
 
-// Alike calls of functions of one name share a site id, which must not depend on source lines.
-constexpr std::size_t kMaxTexts = 4;
+// A thread of this process looks for questions more often.
+constexpr std::int64_t kStackPatienceNs = 1'000'000'000;
 
 Pace& NextPace() {
   static auto* const paces = new std::array<Pace, kNumPaces>();
   static std::atomic<std::size_t> next{0};
   return (*paces)[next.fetch_add(1, std::memory_order_relaxed) % kNumPaces];
 }
-
-struct SiteTexts {
-  std::mutex mutex;
-  std::unordered_map<std::uint64_t, std::vector<std::string>> by_id;
-
-  static SiteTexts& Get() {
-    static auto* const texts = new SiteTexts();  // leaked: the watchdog may read it at exit
-    return *texts;
-  }
-};
 
 std::size_t CountMembers(const std::vector<std::vector<std::int64_t>>& groups) {
   std::int64_t last = -1;
@@ -88,29 +77,6 @@ std::uint64_t GroupId(const std::vector<std::int64_t>& devices) {
 
 }  // namespace
 
-void DescribeSite(std::uint64_t id, std::string text) {
-  SiteTexts& texts = SiteTexts::Get();
-  const std::lock_guard<std::mutex> lock(texts.mutex);
-  std::vector<std::string>& known = texts.by_id[id];
-  if (known.size() < kMaxTexts && std::find(known.begin(), known.end(), text) == known.end()) {
-    known.push_back(std::move(text));
-  }
-}
-
-std::string SiteText(std::uint64_t id) {
-  SiteTexts& texts = SiteTexts::Get();
-  const std::lock_guard<std::mutex> lock(texts.mutex);
-  const auto found = texts.by_id.find(id);
-  if (found == texts.by_id.end()) {
-    return "a collective of unknown origin";
-  }
-  std::string all;
-  for (const std::string& text : found->second) {
-    all += (all.empty() ? "" : ", or ") + text;
-  }
-  return all;
-}
-
 CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
                    std::unique_ptr<const Work> work, const Placement& placement)
     : id_(id),
@@ -127,6 +93,8 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       meetings_.push_back(nullptr);
       continue;
     }
+    const std::uint64_t group_id =
+        GroupId(placement.job == nullptr ? groups_[g] : placement.devices[g]);
     memberships_.push_back(MakeMembership(placement, g));
     const Membership* const membership = memberships_.back().get();
     const std::size_t num_here =
@@ -137,7 +105,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       const std::shared_ptr<Session> session = placement.job->session();
       const CallNames& names = *this;
       exchange = std::make_unique<Exchange>(
-          *placement.job, *session, GroupId(placement.devices[g]), id_, *membership,
+          *placement.job, *session, group_id, id_, *membership,
           work_->MakeRoute(*membership, {.window_bytes = session->segment().shape().window_bytes,
                                          .can_read_peers = session->can_read_peers()}),
           names);
@@ -149,6 +117,8 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       }
       Member& member = members_[static_cast<std::size_t>(groups_[g][r])];
       member.meeting = meetings_.back().get();
+      member.group = group_id;
+      member.group_rank = static_cast<std::int64_t>(r);
       member.rank = membership == nullptr ? r : membership->position(r);
       member.footprint.Add(work_.get());
       member.meeting->AddTo(member.footprint, member.rank);
@@ -192,6 +162,8 @@ std::string CallSite::Text() const { return SiteText(id_); }
 
 std::int64_t CallSite::timeout_ns() const { return Watchdog::Get().timeout_ns(); }
 
+std::int64_t CallSite::compile_timeout_ns() const { return Watchdog::Get().compile_timeout_ns(); }
+
 void CallSite::Unref() {
   if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     Watchdog::Get().Remove(*this);
@@ -219,7 +191,12 @@ CallSite::Visit CallSite::Begin(std::int64_t logical_id, std::int64_t device, st
   visit.rank = member.rank;
   visit.now_ns = NowNs();
   visit.meeting = member.meeting;
-  visit.entry = &Recorder::Get().Begin(device, id_, run, member.iteration, visit.now_ns);
+  visit.entry = &Recorder::Get().Begin(device, {.site = id_,
+                                                .group = member.group,
+                                                .rank = member.group_rank,
+                                                .run = run,
+                                                .iteration = member.iteration,
+                                                .now_ns = visit.now_ns});
   return visit;
 }
 
@@ -227,6 +204,7 @@ Arrival CallSite::Arrive(const Visit& visit, WaiterFactory& factory) {
   Arrival arrival =
       visit.meeting->Arrive(visit.key, visit.rank, visit.now_ns, *visit.entry, factory);
   if (arrival.answer == Answer::kFailed) {
+    visit.entry->Set(Moment::kResumed, NowNs());
     Watchdog::Get().FailRun(visit.key.run, arrival.failure);
     FailJob(visit.key.run, *arrival.failure);
   }
@@ -276,8 +254,11 @@ void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
 
 std::string CallSite::Describe(std::size_t group, const Meeting::OpenCall& call,
                                std::int64_t waited_ns, std::int64_t timeout_ns) const {
+  const BlackBox& box = BlackBox::Get();
+  box.AskForStack(kStackPatienceNs);
   std::string came;
   std::string missing;
+  std::string doing;
   const Membership* const membership = memberships_[group].get();
   const std::size_t num_here = call.arrived.size();
   for (std::size_t i = 0; i < num_here; ++i) {
@@ -288,13 +269,17 @@ std::string CallSite::Describe(std::size_t group, const Meeting::OpenCall& call,
     list += (list.empty() ? "" : ", ") + std::to_string(r);
     list += device >= 0 ? " (device " + std::to_string(device) + ")"
                         : " (partition " + std::to_string(groups_[group][r]) + ")";
+    if (!call.arrived[i] && device >= 0) {
+      doing += "\n  rank " + std::to_string(r) + ": " + LastCallText(box, device, NowNs());
+    }
   }
   return SiteText(id_) + ": waited " + SecondsText(waited_ns) + " (the limit is " +
          SecondsText(timeout_ns) + ") for rank " + missing + " of " +
          std::to_string(groups_[group].size()) +
          (num_here < groups_[group].size() ? ", in this process" : "") + "; arrived: rank " + came +
          "; run " + std::to_string(call.key.run) + ", execution " +
-         std::to_string(call.key.iteration + 1) + " of this call in it";
+         std::to_string(call.key.iteration + 1) + " of this call in it" + doing +
+         PythonText(box, NowNs()) + DumpText();
 }
 
 }  // namespace jaxcoll

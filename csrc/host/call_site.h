@@ -6,13 +6,12 @@
 // nothing depends on the order in which devices reach different call sites.
 #pragma once
 
-#include <atomic>       // std::atomic
-#include <cstddef>      // std::size_t
-#include <cstdint>      // std::int64_t, std::uint64_t
-#include <memory>       // std::unique_ptr, std::shared_ptr
-#include <string>       // std::string
-#include <string_view>  // std::string_view
-#include <vector>       // std::vector
+#include <atomic>   // std::atomic
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t, std::uint64_t
+#include <memory>   // std::unique_ptr, std::shared_ptr
+#include <string>   // std::string
+#include <vector>   // std::vector
 
 #include "core/footprint.h"
 #include "core/pooled.h"
@@ -97,8 +96,10 @@ class CallSite final : public Pooled, private CallNames {
 
  private:
   struct Member : Pooled {
-    Meeting* meeting = nullptr;            // null: this logical id is in no group of this process
-    std::size_t rank = 0;                  // among those of the group in this process
+    Meeting* meeting = nullptr;   // null: this logical id is in no group of this process
+    std::size_t rank = 0;         // among those of the group in this process
+    std::int64_t group_rank = 0;  // among all
+    std::uint64_t group = 0;
     std::atomic<std::int64_t> device{-1};  // -1: has not been here
     std::int64_t run = 0;
     std::int64_t iteration = -1;
@@ -109,6 +110,7 @@ class CallSite final : public Pooled, private CallNames {
 
   [[nodiscard]] std::string Text() const override;
   [[nodiscard]] std::int64_t timeout_ns() const override;
+  [[nodiscard]] std::int64_t compile_timeout_ns() const override;
 
   std::string Describe(std::size_t group, const Meeting::OpenCall& call, std::int64_t waited_ns,
                        std::int64_t timeout_ns) const;
@@ -124,11 +126,5 @@ class CallSite final : public Pooled, private CallNames {
   std::vector<std::unique_ptr<Meeting>> meetings_;        // by group; null: none is here
   std::atomic<int> references_{1};
 };
-
-/// Text about a site for errors: the op, its axes, shapes and dtypes, and the user's source line.
-/// Kept by site id for the life of the process; the lowering writes it. An id can have several
-/// texts, of which errors show all.
-void DescribeSite(std::uint64_t id, std::string text);
-std::string SiteText(std::uint64_t id);
 
 }  // namespace jaxcoll

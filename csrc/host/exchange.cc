@@ -12,6 +12,7 @@
 #include <utility>      // std::move
 
 #include "core/clock.h"
+#include "host/diagnosis.h"
 #include "host/stalemate.h"
 
 namespace jaxcoll {
@@ -31,6 +32,10 @@ constexpr std::int64_t kNapNs = 50'000'000;
 constexpr std::int64_t kMismatchNs = 1'000'000'000;
 // The same of calls of different groups, to which a process may come in any order.
 constexpr std::int64_t kStalemateNs = 10'000'000'000;
+
+// How long to wait for what missing processes do, and of how many of them errors show the stack.
+constexpr std::int64_t kStackPatienceNs = 1'000'000'000;
+constexpr std::size_t kMostStacks = 4;
 
 void Relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -401,6 +406,7 @@ void Exchange::Sleep() {
 
 Exchange::Progress Exchange::Finish() {
   std::int64_t since_ns = NowNs();
+  excused_ns_ = 0;
   std::size_t step = step_;
   bool is_named = false;
   for (;;) {
@@ -433,7 +439,7 @@ Exchange::Progress Exchange::Finish() {
 // ---- Failing ----------------------------------------------------------------------------------
 
 void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
-  const std::int64_t waited_ns = now_ns - since_ns;
+  const std::int64_t waited_ns = now_ns - std::max(since_ns, excused_ns_);
   std::vector<std::size_t> missing;
   if (lane_ < 0) {
     missing = session_->Laggards();
@@ -446,19 +452,38 @@ void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
   for (const std::size_t seat : missing) {
     const std::string_view gone = session_->WhereIs(seat, now_ns).gone;
     if (!gone.empty()) {
-      session_->segment().Fail(WaitText(waited_ns) + " (" + std::string(gone) + ")");
+      session_->segment().Fail(WaitText(waited_ns, " (" + std::string(gone) + ")"));
       return;
     }
   }
   if (std::string calls = WrongCalls(now_ns, waited_ns); !calls.empty()) {
     session_->segment().Fail(
-        "the processes called different collectives, or the same in another order: " + calls);
+        "the processes called different collectives, or the same in another order: " + calls +
+        DumpText());
     return;
   }
   const std::int64_t timeout_ns = names_.timeout_ns();
-  if (timeout_ns >= 0 && waited_ns >= timeout_ns) {
-    session_->segment().Fail(WaitText(waited_ns) + " (the limit is " + SecondsText(timeout_ns) +
-                             ")");
+  if (timeout_ns < 0 || waited_ns < timeout_ns) {
+    return;
+  }
+  AskForStacks(missing);  // and with it for what they do now
+  for (const std::size_t seat : missing) {
+    const BlackBox* const box = session_->box(seat);
+    if (box != nullptr && box->IsExcused(NowNs(), names_.compile_timeout_ns())) {
+      excused_ns_ = NowNs();
+      return;
+    }
+  }
+  session_->segment().Fail(WaitText(waited_ns, " (the limit is " + SecondsText(timeout_ns) + ")"));
+}
+
+void Exchange::AskForStacks(const std::vector<std::size_t>& seats) const {
+  const std::int64_t until_ns = NowNs() + kStackPatienceNs;
+  for (const std::size_t seat : seats) {
+    const BlackBox* const box = session_->box(seat);
+    if (box != nullptr && session_->WhereIs(seat, NowNs()).state == "running") {
+      box->AskForStack(std::max<std::int64_t>(until_ns - NowNs(), 0));
+    }
   }
 }
 
@@ -473,9 +498,11 @@ std::string Exchange::WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) co
   return calls;
 }
 
-std::string Exchange::WaitText(std::int64_t waited_ns) {
+std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {
   std::string came;
   std::string missing;
+  std::string doing;
+  std::size_t num_shown = 0;
   const auto add = [](std::string& list, const std::string& text) {
     list += (list.empty() ? "" : ", ") + text;
   };
@@ -499,6 +526,10 @@ std::string Exchange::WaitText(std::int64_t waited_ns) {
     const std::size_t seat = members_.seat(process);
     if (is_missing) {
       add(missing, "rank " + ranks + " (" + state(seat) + ")");
+      if (const BlackBox* const box = session_->box(seat); box != nullptr) {
+        doing += "\n  rank " + ranks + ": " + LastCallText(*box, std::nullopt, NowNs());
+        doing += ++num_shown <= kMostStacks ? PythonText(*box, NowNs()) : "";
+      }
     } else {
       add(came, "rank " + ranks + " (process " + std::to_string(session_->processes()[seat]) + ")");
     }
@@ -512,7 +543,8 @@ std::string Exchange::WaitText(std::int64_t waited_ns) {
   }
   return names_.Text() + ": waited " + SecondsText(waited_ns) + " for " + missing +
          (step_ == steps_.count() ? " to read what this process left" : "") + "; arrived: " + came +
-         "; execution " + std::to_string(name_.occurrence) + " of this call";
+         "; execution " + std::to_string(name_.occurrence) + " of this call" + why + doing +
+         DumpText();
 }
 
 }  // namespace jaxcoll

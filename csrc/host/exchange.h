@@ -73,6 +73,8 @@ class CallNames {
   [[nodiscard]] virtual std::string Text() const = 0;
   /// How long a rank may wait; < 0: for ever.
   [[nodiscard]] virtual std::int64_t timeout_ns() const = 0;
+  /// How long one that compiles is waited for beyond that; < 0: for ever.
+  [[nodiscard]] virtual std::int64_t compile_timeout_ns() const = 0;
 
  protected:
   ~CallNames() = default;
@@ -108,6 +110,13 @@ class Exchange : public Pooled {
   /// Goes on to the end.
   Progress Finish();
 
+  /// The number of the call that has begun, and of the next one: the same on all processes, which
+  /// count attachments and occurrences alike.
+  [[nodiscard]] std::int64_t execution() const { return Execution(name_.occurrence); }
+  [[nodiscard]] std::int64_t NextExecution() const {
+    return Execution(occurrences_->load(std::memory_order_relaxed) + 1);
+  }
+
   /// Says of calls that this process has ended, and others have not come to, that it did.
   void ShowLeft(std::int64_t now_ns) const;
 
@@ -135,6 +144,11 @@ class Exchange : public Pooled {
   /// Whether `process` may end a call while others that watch it have yet to come.
   [[nodiscard]] bool GoesAhead(std::size_t process) const;
 
+  [[nodiscard]] std::int64_t Execution(std::uint64_t occurrence) const {
+    constexpr unsigned kOccurrenceBits = 40;
+    return static_cast<std::int64_t>(epoch_ << kOccurrenceBits | occurrence);
+  }
+
   bool OpenLane();
   [[nodiscard]] Lane& lane() const;
   bool Find(Peer& peer) const;
@@ -159,7 +173,9 @@ class Exchange : public Pooled {
   void Look(std::int64_t now_ns, std::int64_t since_ns);
   /// The calls of processes that will wait for one another for ever, or nothing.
   [[nodiscard]] std::string WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) const;
-  [[nodiscard]] std::string WaitText(std::int64_t waited_ns);
+  /// Has those that still run say what they do; waits for that, not for long.
+  void AskForStacks(const std::vector<std::size_t>& seats) const;
+  [[nodiscard]] std::string WaitText(std::int64_t waited_ns, const std::string& why);
 
   Job& job_;
   std::shared_ptr<Session> session_;
@@ -183,7 +199,8 @@ class Exchange : public Pooled {
   std::uint64_t ticket_ = 0;
   int lane_ = -1;
   std::size_t step_ = 0;
-  bool has_ended_ = false;  // all others' lanes
+  std::int64_t excused_ns_ = 0;  // when somebody who was waited for had a reason
+  bool has_ended_ = false;       // all others' lanes
   SmallArray<Peer, 3> peers_;
   SmallArray<std::byte*, 4> windows_;  // by process
   SmallArray<std::int64_t, 4> pids_;

@@ -58,6 +58,7 @@ Status Session::Begin(std::shared_ptr<const Segment> segment, std::vector<std::i
   made->seat_ = static_cast<std::size_t>(seat);
   made->is_crowded_ =
       static_cast<std::int64_t>(shape.num_seats) > std::max(1L, sysconf(_SC_NPROCESSORS_ONLN));
+  made->boxes_.resize(shape.num_seats);
   made->left_.resize(shape.num_lanes);
   made->last_lane_ = std::vector<std::atomic<std::size_t>>(shape.num_seats);
   made->next_lane_ = std::vector<std::atomic<std::size_t>>(shape.num_seats * shape.num_lanes);

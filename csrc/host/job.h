@@ -11,10 +11,12 @@
 #include <string>         // std::string
 #include <string_view>    // std::string_view
 #include <unordered_map>  // std::unordered_map
+#include <utility>        // std::move
 #include <vector>         // std::vector
 
 #include "core/spin_lock.h"
 #include "core/status.h"
+#include "host/black_box.h"
 #include "host/segment.h"
 
 namespace jaxcoll {
@@ -84,6 +86,13 @@ class Session {
   void LetPeersBeRead(bool allowed) { can_read_peers_ = allowed; }
   [[nodiscard]] bool can_read_peers() const { return can_read_peers_; }
 
+  /// What the process at `seat` tells about itself, which others may not be let read: then null.
+  /// To be called before the first call.
+  void Observe(std::size_t seat, std::shared_ptr<const BlackBox> box) {
+    boxes_[seat] = std::move(box);
+  }
+  [[nodiscard]] const BlackBox* box(std::size_t seat) const { return boxes_[seat].get(); }
+
   /// Asks the system about another process.
   [[nodiscard]] Whereabouts WhereIs(std::size_t seat, std::int64_t now_ns) const;
 
@@ -111,7 +120,8 @@ class Session {
   std::vector<std::int64_t> processes_;
   bool is_crowded_ = false;
   bool can_read_peers_ = false;
-  std::uint64_t probe_ = 0;  // what others find here
+  std::vector<std::shared_ptr<const BlackBox>> boxes_;  // by seat
+  std::uint64_t probe_ = 0;                             // what others find here
 
   std::mutex occurrences_mutex_;
   std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::atomic<std::uint64_t>>>

@@ -29,6 +29,13 @@ std::shared_ptr<const Status> Share(Status status) {
   return std::make_shared<const Status>(std::move(status));
 }
 
+// Meetings of one process have numbers of their own for their calls.
+std::int64_t FirstExecution() {
+  constexpr unsigned kCallBits = 40;
+  static std::atomic<std::int64_t> meetings{0};
+  return (meetings.fetch_add(1, std::memory_order_relaxed) << kCallBits) + 1;
+}
+
 std::size_t CountHelpers(const Work& work, std::size_t num_ranks, std::size_t num_chunks) {
   if (num_chunks < 2 || work.bytes_moved(num_ranks) < kHelpBytes) {
     return 0;
@@ -42,6 +49,7 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange
     : site_(site),
       num_ranks_(num_ranks),
       exchange_(std::move(exchange)),
+      first_execution_(FirstExecution()),
       continuation_(*this),
       num_chunks_(exchange_ != nullptr ? 0 : site.work().num_chunks(num_ranks)),
       num_helpers_(CountHelpers(site.work(), num_ranks, num_chunks_)),
@@ -121,6 +129,7 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     opened_ns_ = std::min(opened_ns_, now_ns);
     met_ns_ = std::max(met_ns_, now_ns);
     entry.Set(Moment::kOpened, opened_ns_);
+    entry.execution.store(execution_, std::memory_order_relaxed);
     const bool is_last = ++num_arrived_ == num_ranks_;
     state_ = is_last ? State::kMoving : State::kOpen;
     num_done_before = num_done_;
@@ -211,6 +220,11 @@ Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& 
   const Patience patience = factory.patience();
   Exchange::Progress progress = exchange_->Begin({operands_.data(), results_.data(), num_ranks_},
                                                  /*spins=*/patience != Patience::kReturns);
+  if (exchange_->execution() != execution_) {  // another meeting of the same site came before
+    for (Rank& rank : ranks_) {
+      rank.resumption.entry->execution.store(exchange_->execution(), std::memory_order_relaxed);
+    }
+  }
   if (progress == Exchange::Progress::kWaits && patience == Patience::kWaits) {
     progress = exchange_->Finish();
   }
@@ -279,6 +293,8 @@ bool Meeting::Open(const Key& key, std::int64_t now_ns, std::unique_lock<std::mu
   }
   epoch_ = site_.epoch();
   key_ = key;
+  execution_ = exchange_ != nullptr ? exchange_->NextExecution()
+                                    : -(first_execution_ + static_cast<std::int64_t>(num_done_));
   state_ = State::kOpen;
   opened_ns_ = now_ns;
   met_ns_ = now_ns;
@@ -354,7 +370,9 @@ std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
     for (Rank& rank : ranks_) {
       rank.resumption.entry->Set(Moment::kOpened, opened_ns_);
       rank.resumption.entry->Set(Moment::kMet, met_ns_);
-      rank.resumption.entry->Set(Moment::kMoved, now_ns);
+      if (failure_ == nullptr) {
+        rank.resumption.entry->Set(Moment::kMoved, now_ns);
+      }
     }
     Collect(resumptions);
   }

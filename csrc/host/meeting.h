@@ -206,6 +206,7 @@ class Meeting : public Pooled {
   CallSite& site_;
   const std::size_t num_ranks_;
   const std::unique_ptr<Exchange> exchange_;
+  const std::int64_t first_execution_;
   Continuation continuation_;
   const std::size_t num_chunks_;
   const std::size_t num_helpers_;
@@ -213,11 +214,12 @@ class Meeting : public Pooled {
   SmallArray<const void*, 4> operands_;
   SmallArray<void*, 4> results_;
 
-  std::mutex mutex_;  // guards the next eleven
+  std::mutex mutex_;  // guards the next twelve
   State state_ = State::kDone;
   Key key_;
   std::int64_t opened_ns_ = 0;
   std::uint64_t epoch_ = 0;
+  std::int64_t execution_ = 0;  // see CallRecord
   std::int64_t met_ns_ = 0;
   std::size_t num_arrived_ = 0;
   std::uint64_t num_done_ = 0;  // calls

@@ -20,8 +20,9 @@ namespace jaxcoll {
 namespace {
 
 // Changes with every change of what stands in a segment.
-constexpr std::uint64_t kMagic = 0x6a61'7863'6f6c'0003;
+constexpr std::uint64_t kMagic = 0x6a61'7863'6f6c'0004;
 constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHeaderBytes = 8 * kPage;
 constexpr std::int64_t kCausePatienceNs = 100'000'000;
 
 constexpr std::size_t Aligned(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -58,20 +59,18 @@ struct Segment::Header {
   std::uint64_t num_lanes;
   std::uint64_t window_bytes;
   alignas(64) std::atomic<std::uint32_t> state;
-  alignas(64) SharedText<4096> cause;
+  alignas(64) SharedText<6 * 4096> cause;
 };
 
 std::size_t SegmentShape::bytes() const {
   const std::size_t num_ended = num_seats * num_seats * ended_step();
-  // Larger than any Segment::Header, which is private.
-  constexpr std::size_t kHeader = 2 * kPage;
-  return kHeader + Aligned(num_seats * sizeof(Seat)) +
+  return kHeaderBytes + Aligned(num_seats * sizeof(Seat)) +
          Aligned(num_seats * num_lanes * sizeof(Lane)) +
          Aligned(num_ended * sizeof(std::uint64_t)) + num_seats * num_lanes * window_bytes;
 }
 
 Status Segment::Format(int memory, const SegmentShape& shape, std::uint64_t nonce) {
-  static_assert(sizeof(Header) <= 2 * kPage);
+  static_assert(sizeof(Header) <= kHeaderBytes);
   if (shape.num_seats == 0 || shape.num_lanes == 0 || shape.window_bytes % kPage != 0 ||
       shape.window_bytes == 0) {
     return InvalidArgument("a segment needs seats, lanes, and windows of whole pages");
@@ -130,7 +129,7 @@ Status Segment::Map(int memory, std::uint64_t nonce) {
   base_ = static_cast<std::byte*>(base);
   shape_ = shape;
   header_ = header;
-  std::byte* at = base_ + 2 * kPage;
+  std::byte* at = base_ + kHeaderBytes;
   seats_ = reinterpret_cast<Seat*>(at);
   at += Aligned(shape.num_seats * sizeof(Seat));
   lanes_ = reinterpret_cast<Lane*>(at);

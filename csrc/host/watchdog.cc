@@ -14,6 +14,7 @@ namespace jaxcoll {
 namespace {
 
 constexpr std::int64_t kDefaultTimeoutNs = 300'000'000'000;
+constexpr std::int64_t kDefaultCompileTimeoutNs = 3600'000'000'000;
 // Looks per deadline, and the bounds on the time between two: a deadline is met within a tenth, and
 // an idle process is woken twice a second at most.
 constexpr std::int64_t kLooksPerTimeout = 10;
@@ -27,7 +28,8 @@ Watchdog& Watchdog::Get() {
   return *watchdog;
 }
 
-Watchdog::Watchdog() : timeout_ns_(kDefaultTimeoutNs) {
+Watchdog::Watchdog()
+    : timeout_ns_(kDefaultTimeoutNs), compile_timeout_ns_(kDefaultCompileTimeoutNs) {
   std::thread([this] { Loop(); }).detach();
 }
 
@@ -61,6 +63,7 @@ void Watchdog::FailRun(std::int64_t run, std::shared_ptr<const Status> cause) {
       failed_.pop_front();
     }
     failed_.push_back({.run = run, .cause = std::move(cause)});
+    num_failures_.fetch_add(1, std::memory_order_release);
     any_failed_.store(true, std::memory_order_release);
   }
   LookNow();
@@ -82,6 +85,11 @@ std::shared_ptr<const Status> Watchdog::FailureOf(std::int64_t run) {
     }
   }
   return nullptr;
+}
+
+std::string Watchdog::LastFailure() {
+  const std::lock_guard<std::mutex> lock(failed_mutex_);
+  return failed_.empty() ? "" : failed_.back().cause->message;
 }
 
 void Watchdog::SettleFailures() {

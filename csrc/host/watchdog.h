@@ -3,10 +3,11 @@
 
 #include <atomic>              // std::atomic
 #include <condition_variable>  // std::condition_variable
-#include <cstdint>             // std::int64_t
+#include <cstdint>             // std::int64_t, std::uint64_t
 #include <deque>               // std::deque
 #include <memory>              // std::shared_ptr
 #include <mutex>               // std::mutex
+#include <string>              // std::string
 #include <unordered_set>       // std::unordered_set
 
 #include "core/status.h"
@@ -32,12 +33,28 @@ class Watchdog {
     return timeout_ns_.load(std::memory_order_relaxed);
   }
 
+  /// How long ranks wait beyond that for one that compiles; < 0: for ever.
+  void SetCompileTimeout(std::int64_t timeout_ns) {
+    compile_timeout_ns_.store(timeout_ns, std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::int64_t compile_timeout_ns() const {
+    return compile_timeout_ns_.load(std::memory_order_relaxed);
+  }
+
   /// Marks a run as failed; the first cause stays. Ranks that arrive later get the cause; the ranks
   /// that wait in the run's other meetings get it at the next look, which this asks for.
   void FailRun(std::int64_t run, std::shared_ptr<const Status> cause);
 
   /// Why the run failed, or null. Costs one load while no run has failed.
   std::shared_ptr<const Status> FailureOf(std::int64_t run);
+
+  /// Runs that have failed so far.
+  [[nodiscard]] std::uint64_t num_failures() const {
+    return num_failures_.load(std::memory_order_acquire);
+  }
+
+  /// Why the last of them failed, or nothing.
+  std::string LastFailure();
 
   /// The failures so far are dealt with: ranks of those runs that come late still get the cause,
   /// and fail nothing else.
@@ -60,6 +77,8 @@ class Watchdog {
   void LookNow();
 
   std::atomic<std::int64_t> timeout_ns_;
+  std::atomic<std::int64_t> compile_timeout_ns_;
+  std::atomic<std::uint64_t> num_failures_{0};
 
   std::mutex sites_mutex_;  // guards sites_; taken before any meeting's lock
   std::condition_variable wake_;

@@ -12,8 +12,10 @@
 #include <vector>   // std::vector
 
 #include "core/clock.h"
+#include "host/black_box.h"
 #include "host/call_site.h"
 #include "host/job.h"
+#include "host/recorder.h"
 #include "host/watchdog.h"
 #include "ops.h"
 #include "processes.h"
@@ -106,6 +108,65 @@ void AProcessThatNeverComesIsNamed(Context& context) {
                  " for rank 3 (process 42", "pid " + std::to_string(getpid()) + ", running)",
                  "arrived: rank 0, 1 (process 40), rank 2 (process 41)", "(the limit is 0.2 s)",
                  "execution 1 of this call"});
+}
+
+/// Its limit begins when that is over.
+void WhoCompilesIsWaitedFor(Context& context) {
+  const Limit limit(200 * kMs);
+  Host host(2);
+  for (std::size_t process = 0; process < 2; ++process) {
+    for (std::size_t seat = 0; seat < 2; ++seat) {
+      host.job(process).session()->Observe(seat, BlackBox::Map(BlackBox::Get().memory()));
+    }
+  }
+  const SharedSite site(host, 211, OneGroup(2), {0, 1}, SmallOp().make);
+  BlackBox::Header& header = BlackBox::Get().header();
+  const auto look = [&header](Phase phase) {
+    header.phase.store(static_cast<std::int64_t>(phase));
+    header.phase_since_ns.store(NowNs());
+    header.beat_ns.store(NowNs());
+    header.told.store(header.asked.load() + 1000);  // nobody waits for an answer
+  };
+  look(Phase::kCompiling);
+  const CallData data(SmallOp(), 2, 1);
+  const std::int64_t run = FreshRuns();
+  RunThreads(context, 1, [&](std::size_t) {
+    const auto call = [&](std::size_t rank) -> Program {
+      const CallResult result = co_await site.Begin(rank, run, data);
+      Check(result.ok, result.error);
+    };
+    call(0).Start();
+    SleepMs(500);
+    look(Phase::kPython);
+    SleepMs(100);
+    call(1).Start();
+  });
+  // And who does not compile is not.
+  const std::int64_t next = FreshRuns();
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) { Fails(site, 0, next, data, errors).Start(); });
+  errors.Expect(context, 1, {"for rank 1 (process 41", "rank 1: ", "of device 100"});
+  header.beat_ns.store(0);
+}
+
+void AFailedCallIsRecordedAsOne(Context& context) {
+  const Limit limit(200 * kMs);
+  Host host(2);
+  const SharedSite site(host, 212, OneGroup(2), {0, 1}, SmallOp().make);
+  const CallData data(SmallOp(), 2, 1);
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) { Fails(site, 0, FreshRuns(), data, errors).Start(); });
+  std::size_t found = 0;
+  for (const CallRecord& record : RecordsIn(BlackBox::Get())) {
+    if (record.site == 212) {
+      ++found;
+      context.Expect(record.moments_ns[static_cast<std::size_t>(Moment::kMoved)] == 0 &&
+                         record.moments_ns[static_cast<std::size_t>(Moment::kResumed)] != 0,
+                     "it was resumed, and nothing was moved");
+      context.Expect(record.execution > 0, "it has the number that all ranks would have");
+    }
+  }
+  context.Expect(found == 1, "one call");
 }
 
 /// Also in the middle of a call of many rounds, which is why its buffers may have been written.
@@ -359,6 +420,8 @@ void AnOldCallMeetsNoNewOne(Context& context) {
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
   return RunTests({{"AProcessThatNeverComesIsNamed", AProcessThatNeverComesIsNamed},
+                   {"WhoCompilesIsWaitedFor", WhoCompilesIsWaitedFor},
+                   {"AFailedCallIsRecordedAsOne", AFailedCallIsRecordedAsOne},
                    {"ARankThatIsMissingInItsProcessFailsTheOthers",
                     ARankThatIsMissingInItsProcessFailsTheOthers},
                    {"AFailureInsideAProcessFailsTheOthers", AFailureInsideAProcessFailsTheOthers},

@@ -22,7 +22,7 @@ std::int64_t At(const CallRecord& record, Moment moment) {
 
 std::vector<CallRecord> RecordsOf(std::int64_t device) {
   std::vector<CallRecord> records;
-  for (const CallRecord& record : Recorder::Get().Snapshot()) {
+  for (const CallRecord& record : RecordsIn(BlackBox::Get())) {
     if (record.device == device) {
       records.push_back(record);
     }
@@ -35,8 +35,12 @@ void TheRingKeepsTheLatest(Context& context) {
   constexpr std::uint64_t kCalls = Recorder::kCapacity + 1000;
   const std::uint64_t before = Recorder::Get().num_calls();
   for (std::uint64_t i = 1; i <= kCalls; ++i) {
-    Recorder::Entry& entry =
-        Recorder::Get().Begin(kDevice, 3 * i, -static_cast<std::int64_t>(i), 5, 7);
+    Recorder::Entry& entry = Recorder::Get().Begin(kDevice, {.site = 3 * i,
+                                                             .group = 2 * i,
+                                                             .rank = 1,
+                                                             .run = -static_cast<std::int64_t>(i),
+                                                             .iteration = 5,
+                                                             .now_ns = 7});
     entry.Set(Moment::kMoved, static_cast<std::int64_t>(i));
     if (i == 10) {
       context.Expect(RecordsOf(kDevice).size() == 10, "a ring that is not full");
@@ -48,6 +52,7 @@ void TheRingKeepsTheLatest(Context& context) {
   for (std::size_t i = 0; i < records.size(); ++i) {
     const std::uint64_t sequence = kCalls - Recorder::kCapacity + 1 + i;
     context.Expect(records[i].sequence == sequence && records[i].site == 3 * sequence &&
+                       records[i].group == 2 * sequence && records[i].rank == 1 &&
                        records[i].run == -static_cast<std::int64_t>(sequence) &&
                        records[i].iteration == 5 && At(records[i], Moment::kArrived) == 7 &&
                        At(records[i], Moment::kOpened) == 0 &&
@@ -59,7 +64,7 @@ void TheRingKeepsTheLatest(Context& context) {
 void DevicesHaveRingsOfTheirOwn(Context& context) {
   constexpr std::int64_t kOther = 2048 * 3;  // the same place in another process
   for (const std::int64_t device : {1010, 1011, 1011}) {
-    Recorder::Get().Begin(device + kOther, 1, 2, 3, 4);
+    Recorder::Get().Begin(device + kOther, {.site = 1, .run = 2, .iteration = 3, .now_ns = 4});
   }
   context.Expect(RecordsOf(1010).size() == 1 && RecordsOf(1011).size() == 2, "one ring each");
   context.Expect(RecordsOf(1011).back().sequence == 2, "one count each");
@@ -72,7 +77,8 @@ void SnapshotsAreConsistent(Context& context) {
   std::thread writer([&stop] {
     for (std::uint64_t i = 1; !stop.load(std::memory_order_relaxed); ++i) {
       const auto n = static_cast<std::int64_t>(i);
-      Recorder::Entry& entry = Recorder::Get().Begin(kDevice, 3 * i, 5 * n, 7 * n, 11 * n);
+      Recorder::Entry& entry = Recorder::Get().Begin(
+          kDevice, {.site = 3 * i, .run = 5 * n, .iteration = 7 * n, .now_ns = 11 * n});
       for (const Moment moment :
            {Moment::kOpened, Moment::kMet, Moment::kMoved, Moment::kResumed}) {
         entry.Set(moment, 11 * n);
@@ -112,7 +118,7 @@ void ACallReachesItsMomentsInOrder(Context& context) {
         }
       });
       std::size_t found = 0;
-      for (const CallRecord& record : Recorder::Get().Snapshot()) {
+      for (const CallRecord& record : RecordsIn(BlackBox::Get())) {
         if (record.site != 900 + p || record.run != run) {
           continue;
         }
@@ -147,7 +153,7 @@ void AWaitingCallShowsThatItsMeetingIsOpen(Context& context) {
       stamped.Verify(co_await stamped.Begin(s, rank, rank, at, 0));
     };
     call(*site, 0, run).Start();
-    for (const CallRecord& record : Recorder::Get().Snapshot()) {
+    for (const CallRecord& record : RecordsIn(BlackBox::Get())) {
       if (record.site == 950) {
         Check(At(record, Moment::kArrived) > 0 && At(record, Moment::kOpened) > 0,
               "it came and its meeting is open");

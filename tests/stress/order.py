@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from stress.world import Tree, World, check_against_lax, check_equal, every_op, ring, scenario
+from stress.world import (
+    Tree,
+    World,
+    calls,
+    check_against_lax,
+    check_equal,
+    every_op,
+    ring,
+    scenario,
+)
 
 import jaxcoll
 from jaxcoll import _lowering, _native
@@ -26,9 +35,9 @@ def token_order(world: World) -> None:
     sites: list[int] = []
     describe = _native.describe_site
 
-    def listen(site: int, text: str) -> None:
+    def listen(site: int, text: str, details: Any) -> None:
         sites.append(site)
-        describe(site, text)
+        describe(site, text, details)
 
     def body(x: jax.Array) -> list[jax.Array]:
         x = x[0]
@@ -40,13 +49,13 @@ def token_order(world: World) -> None:
     finally:
         _native.describe_site = describe
     assert len(sites) == 18
-    first = {record[0]: record[1] for record in _native.records()}  # the last one of each device
+    first = {call["device"]: call["sequence"] for call in calls()}  # the last one of each device
     for _ in range(20 * world.rounds):
         jax.block_until_ready(step(world.integers(world.size, 24 * world.size)))
     by_device: dict[int, list[int]] = {}
-    for device, sequence, site, *_ in _native.records():
-        if sequence > first.get(device, 0):
-            by_device.setdefault(device, []).append(site)
+    for call in calls():
+        if call["sequence"] > first.get(call["device"], 0):
+            by_device.setdefault(int(call["device"]), []).append(int(call["site"]))
     assert len(by_device) == world.size
     for device, order in by_device.items():
         for at in range(0, len(order), len(sites)):
@@ -159,13 +168,14 @@ def unordered(world: World) -> None:
         theirs = [jaxcoll.all_gather(lax.psum(x * i, "x"), "x") for i in range(2)]
         return jax.tree.map(lambda y: y[None], (chains, copies, loops, theirs))
 
-    before = {record[0]: record[1] for record in _native.records()}
+    before = {call["device"]: call["sequence"] for call in calls()}
     with without_order():
         check_against_lax(world, body, world.integers(world.size, 600), times=20 * world.rounds)
     orders: dict[int, dict[int, list[int]]] = {}
-    for device, sequence, site, run, *_ in _native.records():
-        if sequence > before.get(device, 0):
-            orders.setdefault(run, {}).setdefault(device, []).append(site)
+    for call in calls():
+        if call["sequence"] > before.get(call["device"], 0):
+            of_run = orders.setdefault(int(call["run"]), {})
+            of_run.setdefault(int(call["device"]), []).append(int(call["site"]))
     mixed_up = sum(len({tuple(order) for order in run.values()}) > 1 for run in orders.values())
     assert mixed_up > 0, "no run had another order on another device: this tests nothing"
 

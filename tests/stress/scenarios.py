@@ -21,10 +21,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 from stress import failing, order, random_programs, waiting  # noqa: F401  (registers them)
-from stress.world import SCENARIOS, World
+from stress.world import SCENARIOS, World, calls
 
 import jaxcoll
-from jaxcoll import _native
+from jaxcoll.diagnosis import black_box
 
 
 def leave_unawaited(world: World) -> None:
@@ -48,9 +48,9 @@ def leave_unawaited(world: World) -> None:
 def _say_what_waits(name: str) -> None:
     """Prints the latest native calls of each device; only works where Python still runs."""
     latest: dict[int, list[Any]] = {}
-    for record in _native.records():
-        latest.setdefault(record[0], []).append(record)
-    print(f"{name} HANGS. The latest native calls, (device, sequence, site, run, iteration, ...):")
+    for call in calls():
+        latest.setdefault(int(call["device"]), []).append(call)
+    print(f"{name} HANGS. The latest native calls, {black_box.CALL.names}:")
     for records in latest.values():
         for record in records[-4:]:
             print(" ", record)

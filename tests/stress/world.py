@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll
 from jaxcoll import _native
+from jaxcoll.diagnosis import black_box
 
 Tree = Any
 
@@ -76,6 +77,13 @@ def check_against_lax(world: World, body: Callable[..., Tree], *args: Any, times
     for i in range(times):
         check_equal(f"run {i}", native(*args), expected)
     assert _native.num_calls() > before, "no native call was made"
+
+
+def calls() -> np.ndarray:
+    """Returns the latest native calls of each device, by device and sequence."""
+    box = black_box.own()
+    assert box is not None
+    return box.calls()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,96 @@
+#include "host/diagnosis.h"
+
+#include <algorithm>  // std::min
+#include <mutex>      // std::mutex
+#include <utility>    // std::move
+#include <vector>     // std::vector
+
+#include "core/clock.h"
+#include "host/recorder.h"
+
+namespace jaxcoll {
+namespace {
+
+struct Folder {
+  std::mutex mutex;
+  std::string path;
+
+  static Folder& Get() {
+    static auto* const folder = new Folder();  // leaked: the watchdog may read it at exit
+    return *folder;
+  }
+};
+
+std::int64_t At(const CallRecord& record, Moment moment) {
+  return record.moments_ns[static_cast<std::size_t>(moment)];
+}
+
+std::string Indented(const std::string& lines, const std::string& by) {
+  std::string text;
+  for (std::size_t begin = 0; begin < lines.size();) {
+    const std::size_t end = std::min(lines.find('\n', begin), lines.size());
+    text += "\n" + by + lines.substr(begin, end - begin);
+    begin = end + 1;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string LastCallText(const BlackBox& box, std::optional<std::int64_t> device,
+                         std::int64_t now_ns) {
+  const std::vector<CallRecord> records = RecordsIn(box);
+  const CallRecord* ended = nullptr;
+  const CallRecord* open = nullptr;
+  for (const CallRecord& record : records) {
+    if (device.has_value() && record.device != *device) {
+      continue;
+    }
+    if (At(record, Moment::kResumed) == 0) {
+      if (open == nullptr || At(record, Moment::kArrived) >= At(*open, Moment::kArrived)) {
+        open = &record;
+      }
+    } else if (ended == nullptr || At(record, Moment::kResumed) >= At(*ended, Moment::kResumed)) {
+      ended = &record;
+    }
+  }
+  const auto name = [&box](const CallRecord& record) {
+    const std::vector<std::string> texts = box.SiteTexts(record.site);
+    return (texts.empty() ? SiteText(record.site) : texts.front()) + " (call " +
+           std::to_string(record.sequence) + " of device " + std::to_string(record.device) + ")";
+  };
+  if (open != nullptr) {
+    return "waits, since " + SecondsText(now_ns - At(*open, Moment::kArrived)) + ", in " +
+           name(*open);
+  }
+  if (ended != nullptr) {
+    return "last call, ended " + SecondsText(now_ns - At(*ended, Moment::kResumed)) +
+           " ago: " + name(*ended);
+  }
+  return "no call yet";
+}
+
+std::string PythonText(const BlackBox& box, std::int64_t now_ns) {
+  const BlackBox::Told told = box.stack();
+  const auto phase = static_cast<Phase>(box.header().phase.load(std::memory_order_relaxed));
+  if (told.at_ns == 0 || phase == Phase::kUnknown) {
+    return "";
+  }
+  const std::int64_t since_ns = box.header().phase_since_ns.load(std::memory_order_relaxed);
+  return "\n  " + std::string(Name(phase)) + " for " + SecondsText(told.at_ns - since_ns) +
+         "; Python stack, " + SecondsText(now_ns - told.at_ns) +
+         " ago:" + Indented(told.stack, "    ");
+}
+
+void SetDumpFolder(std::string folder) {
+  const std::lock_guard<std::mutex> lock(Folder::Get().mutex);
+  Folder::Get().path = std::move(folder);
+}
+
+std::string DumpText() {
+  const std::lock_guard<std::mutex> lock(Folder::Get().mutex);
+  const std::string& path = Folder::Get().path;
+  return path.empty() ? "" : "\n  more: jaxcoll doctor \"" + path + "\"";
+}
+
+}  // namespace jaxcoll

@@ -1,0 +1,394 @@
+"""`jaxcoll doctor`: what the dumps of a job say about why it does not go on, or is slow."""
+
+import collections
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxcoll.diagnosis.dumps import FORMAT
+
+# Exit status by finding, the most serious first.
+GONE, MISMATCH, BEHIND, SLOW = 3, 4, 5, 6
+
+# A rank is a straggler where it comes last so often, by so much, and the others wait for it for so
+# much of the time.
+_LEAST_CALLS = 10
+_LATE_NS = 1_000_000
+_WAIT_SHARE = 0.1
+# A group is slow where it moves the same data so many times slower than the other groups.
+_SLOW_LINK = 3.0
+_MOST_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A device of the job."""
+
+    process: int
+    device: int  # of the process
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of one device, as its dump has it; times in ns of the time of day."""
+
+    place: Place
+    sequence: int
+    site: int
+    group: int
+    rank: int
+    execution: int
+    arrived: int
+    met: int
+    moved: int
+    resumed: int
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The same for all calls that meet."""
+        if self.execution > 0:
+            return (self.group, self.site, self.execution)
+        return (self.group, self.site, self.execution, self.place.process)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it waits, or waited until it failed."""
+        return not self.moved and self.execution != 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that explains what is wrong.
+
+    Attributes:
+        status: GONE, MISMATCH, BEHIND or SLOW.
+        text: in plain words; lines.
+    """
+
+    status: int
+    text: str
+
+
+@dataclasses.dataclass
+class Dumps:
+    """The dumps of a job."""
+
+    by_process: dict[int, dict[str, Any]]
+    calls: list[Call]
+
+    @property
+    def num_processes(self) -> int:
+        return max(dump["num_processes"] for dump in self.by_process.values())
+
+    def site(self, site: int) -> dict[str, Any]:
+        """Returns what some process says of a site."""
+        for dump in self.by_process.values():
+            for known in dump["sites"].get(str(site), ()):
+                return known
+        return {"text": "an unknown call"}
+
+    def ranks_of(self, call: Call) -> int:
+        """Returns how many ranks the group of a call has."""
+        known = [c.rank for c in self.calls if c.group == call.group]
+        return max(self.site(call.site).get("ranks", 0), *(rank + 1 for rank in known))
+
+    def place_of(self, call: Call, rank: int) -> Place | None:
+        """Returns where a rank of the group of a call is, if anything tells."""
+        for other in self.calls:
+            if other.group == call.group and other.rank == rank:
+                if other.execution > 0 or other.place.process == call.place.process:
+                    return other.place
+        site = self.site(call.site)
+        ranks, devices, processes = (site.get(name, ()) for name in ("ranks", "devices", "processes"))
+        for i in range(0, len(devices), ranks or 1):
+            if _hash(devices[i : i + ranks]) == call.group:
+                process = processes[i + rank] if processes else call.place.process
+                return Place(process, _ordinal(devices[i + rank], devices, processes, process))
+        return None
+
+
+def read(paths: Sequence[str | Path]) -> Dumps:
+    """Reads dumps: files, or folders with some.
+
+    Raises:
+        ValueError: there are none, or a file is none.
+    """
+    files = [
+        file
+        for path in map(Path, paths)
+        for file in (sorted(path.glob("process_*.json")) if path.is_dir() else [path])
+    ]
+    if not files:
+        raise ValueError(f"doctor: no dumps (process_*.json) in {_joined(paths)}.")
+    dumps = {}
+    for file in files:
+        try:
+            dump = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"doctor: {file} can't be read: {error}") from error
+        if not isinstance(dump, dict) or dump.get("format") != FORMAT:
+            raise ValueError(f'doctor: {file}: expected a "{FORMAT}".')
+        dumps[dump["process"]] = dump
+    return Dumps(dumps, [call for dump in dumps.values() for call in _calls(dump)])
+
+
+def _calls(dump: Mapping[str, Any]) -> Iterator[Call]:
+    offset = dump["clock"]["wall_ns"] - dump["clock"]["now_ns"]
+    columns = dump["calls"]["columns"]
+    for row in dump["calls"]["rows"]:
+        known = dict(zip(columns, row, strict=True))
+        times = {
+            name: known[name] + offset if known[name] else 0
+            for name in ("arrived", "met", "moved", "resumed")
+        }
+        names = ("sequence", "site", "group", "rank", "execution")
+        place = Place(dump["process"], known["device"])
+        yield Call(place, **{name: known[name] for name in names}, **times)
+
+
+def _hash(devices: Iterable[int]) -> int:
+    """As csrc/host/call_site.cc, GroupId: FNV-1a."""
+    value = 0xCBF29CE484222325
+    for device in devices:
+        for byte in device.to_bytes(8, "little", signed=True):
+            value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    return value
+
+
+def _ordinal(
+    device: int, devices: Sequence[int], processes: Sequence[int], process: int
+) -> int:
+    """Returns the number of a device in its process."""
+    if not processes:
+        return device
+    own = {d for d, p in zip(devices, processes, strict=True) if p == process}
+    return device - min(own)
+
+
+def diagnose(dumps: Dumps) -> list[Finding]:
+    """Returns what is wrong, the cause first."""
+    open_calls = _open_calls(dumps)
+    found = [*_gone(dumps, open_calls), *_missing(dumps, open_calls)]
+    if not found:
+        found = [*_stragglers(dumps), *_slow_groups(dumps)]
+    return sorted(found, key=lambda finding: finding.status)
+
+
+def report(paths: Sequence[str | Path]) -> tuple[str, int]:
+    """Returns what `jaxcoll doctor` prints, and its exit status."""
+    dumps = read(paths)
+    found = diagnose(dumps)
+    lines = [_head(dumps)]
+    reasons = {dump["reason"].splitlines()[0] for dump in dumps.by_process.values() if dump.get("reason")}
+    lines += [f"error: {reason}" for reason in sorted(reasons)]
+    lines += [finding.text for finding in found]
+    if not found:
+        lines.append("nothing is wrong: no rank is waited for, and none is late again and again")
+    return "\n\n".join(lines), found[0].status if found else 0
+
+
+def _head(dumps: Dumps) -> str:
+    hosts = {dump["host"] for dump in dumps.by_process.values()}
+    devices = {call.place for call in dumps.calls}
+    text = (
+        f"{_count(dumps.num_processes, 'process', 'es')}, {_count(len(dumps.by_process), 'dump')}, "
+        f"{_count(len(dumps.calls), 'call')} of {_count(len(devices), 'device')}, on "
+        f"{_joined(sorted(hosts))}"
+    )
+    silent = sorted(set(range(dumps.num_processes)) - set(dumps.by_process))
+    return text + (f"; no dump of process {_joined(silent)}" if silent else "")
+
+
+def _joined(parts: Iterable[object], by: str = ", ") -> str:
+    return by.join(map(str, parts))
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
+# ---- Hangs ---------------------------------------------------------------------------------------
+
+
+def _open_calls(dumps: Dumps) -> list[list[Call]]:
+    """Returns the calls that did not end, those of ranks that met together; the oldest first."""
+    met: dict[tuple[int, ...], list[Call]] = collections.defaultdict(list)
+    for call in dumps.calls:
+        if call.is_open:
+            met[call.key].append(call)
+    return sorted(met.values(), key=lambda calls: min(call.arrived for call in calls))
+
+
+def _gone(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
+    silent = set(range(dumps.num_processes)) - set(dumps.by_process)
+    for process, dump in sorted(dumps.by_process.items()):
+        if dump["state"] == "gone":
+            yield Finding(GONE, "\n".join([f"process {process} is gone.", *_doing(dumps, process)]))
+    missed = {place.process for calls in open_calls for place in _missing_places(dumps, calls)}
+    for process in sorted(silent & missed):
+        yield Finding(
+            GONE,
+            f"process {process} is gone, or can't write its dump, and others wait for it.",
+        )
+
+
+def _missing_places(dumps: Dumps, calls: list[Call]) -> list[Place]:
+    came = {call.rank for call in calls}
+    ranks = set(range(dumps.ranks_of(calls[0]))) - came
+    places = (dumps.place_of(calls[0], rank) for rank in sorted(ranks))
+    return [place for place in places if place is not None]
+
+
+def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
+    """Ranks that did not come to calls in which others wait."""
+    waits = {call.place: calls for calls in open_calls for call in calls}
+    seen: set[Place] = set()
+    for calls in open_calls:
+        late = [
+            place
+            for place in _missing_places(dumps, calls)
+            if place not in seen and dumps.by_process.get(place.process, {}).get("state") != "gone"
+        ]
+        elsewhere = [place for place in late if place in waits and waits[place] is not calls]
+        if elsewhere:
+            seen |= set(elsewhere) | {call.place for call in calls}
+            yield Finding(MISMATCH, _side_by_side(dumps, calls, [waits[p] for p in elsewhere]))
+        behind = [p for p in late if p not in elsewhere and p.process in dumps.by_process]
+        if behind:
+            seen |= set(behind)
+            yield Finding(BEHIND, _behind_text(dumps, calls, behind))
+
+
+def _side_by_side(dumps: Dumps, calls: list[Call], others: list[list[Call]]) -> str:
+    lines = ["ranks wait in different calls, and each for the others:"]
+    shown: list[list[Call]] = []
+    for met in [calls, *others]:
+        if met not in shown:
+            shown.append(met)
+            lines.append(f"  {_ranks(met)}:")
+            lines.append(f"    {_call_text(dumps, met[0])}")
+            if (before := _before(dumps, met[0])) is not None:
+                lines.append(f"    after {_call_text(dumps, before)}")
+    return "\n".join(lines)
+
+
+def _before(dumps: Dumps, call: Call) -> Call | None:
+    """Returns the call that a device made before this one."""
+    return max(
+        (c for c in dumps.calls if c.place == call.place and c.sequence < call.sequence),
+        key=lambda c: c.sequence,
+        default=None,
+    )
+
+
+def _behind_text(dumps: Dumps, calls: list[Call], late: list[Place]) -> str:
+    waited = (max(call.resumed or _now(dumps, call) for call in calls)) - min(
+        call.arrived for call in calls
+    )
+    missing = sorted(set(range(dumps.ranks_of(calls[0]))) - {call.rank for call in calls})
+    lines = [
+        f"rank {_joined(missing)} ({_joined(map(_place_text, late), '; ')}) is behind: it did not "
+        "come to",
+        f"  {_call_text(dumps, calls[0])},",
+        f"in which {_ranks(calls)} waited for {waited * 1e-9:.1f} s.",
+    ]
+    for process in dict.fromkeys(place.process for place in late):
+        lines += _doing(dumps, process)
+    return "\n".join(lines)
+
+
+def _now(dumps: Dumps, call: Call) -> int:
+    return int(dumps.by_process[call.place.process]["clock"]["wall_ns"])
+
+
+def _doing(dumps: Dumps, process: int) -> list[str]:
+    """Says what a process did last."""
+    dump = dumps.by_process[process]
+    own = [call for call in dumps.calls if call.place.process == process]
+    ended = max((c for c in own if c.moved), key=lambda c: c.resumed, default=None)
+    lines = [f"It is {dump['state']}."] if dump["state"] == "stopped" else []
+    if ended is not None:
+        ago = (dump["clock"]["wall_ns"] - ended.resumed) * 1e-9
+        lines.append(f"Its last call ended {ago:.1f} s before: {_call_text(dumps, ended)}")
+    else:
+        lines.append("It has ended no call.")
+    if dump["stack"]:
+        since = (dump["stack_at_ns"] - dump["phase_since_ns"]) * 1e-9
+        lines.append(f"It was {dump['phase']} for {since:.1f} s, at")
+        lines += [f"  {line}" for line in dump["stack"].splitlines()]
+    return lines
+
+
+def _place_text(place: Place) -> str:
+    return f"process {place.process}, device {place.device}"
+
+
+def _ranks(calls: Sequence[Call]) -> str:
+    return "rank " + _joined(sorted({call.rank for call in calls}))
+
+
+def _call_text(dumps: Dumps, call: Call) -> str:
+    which = f", execution {call.execution & (1 << 40) - 1}" if call.execution > 0 else ""
+    return f"{dumps.site(call.site)['text']}{which}"
+
+
+# ---- Slow jobs -----------------------------------------------------------------------------------
+
+
+def _whole(dumps: Dumps) -> dict[tuple[int, ...], list[Call]]:
+    """Returns the calls of which all ranks are known."""
+    met: dict[tuple[int, ...], list[Call]] = collections.defaultdict(list)
+    for call in dumps.calls:
+        if not call.is_open:
+            met[call.key].append(call)
+    sizes = {key: dumps.site(calls[0].site).get("ranks", 0) for key, calls in met.items()}
+    return {key: calls for key, calls in met.items() if len(calls) == sizes[key] > 1}
+
+
+def _stragglers(dumps: Dumps) -> Iterator[Finding]:
+    late: dict[Place, list[int]] = collections.defaultdict(list)
+    whole = _whole(dumps)
+    for calls in whole.values():
+        *_, before, last = sorted(calls, key=lambda call: call.arrived)
+        if last.arrived - before.arrived > _LATE_NS:
+            late[last.place].append(last.arrived - before.arrived)
+    if not late:
+        return
+    span = max(c.resumed for calls in whole.values() for c in calls) - min(
+        c.arrived for calls in whole.values() for c in calls
+    )
+    for place, waits in sorted(late.items(), key=lambda item: -sum(item[1])):
+        own = sum(place in {call.place for call in calls} for calls in whole.values())
+        if len(waits) >= _LEAST_CALLS and sum(waits) > _WAIT_SHARE * span:
+            yield Finding(
+                SLOW,
+                f"{_place_text(place)} is a straggler: to {len(waits):,} of {own:,} calls it came "
+                f"last, {statistics.median(waits) * 1e-6:.1f} ms after the others (at most "
+                f"{max(waits) * 1e-6:.1f} ms), which is {sum(waits) / span:.0%} of the time.",
+            )
+
+
+def _slow_groups(dumps: Dumps) -> Iterator[Finding]:
+    """Groups that move the same data much slower than others do at the same site."""
+    moved: dict[int, dict[int, list[int]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    members: dict[int, set[Place]] = collections.defaultdict(set)
+    for calls in _whole(dumps).values():
+        moved[calls[0].site][calls[0].group].append(max(c.moved - c.met for c in calls))
+        members[calls[0].group] |= {call.place for call in calls}
+    for site, groups in moved.items():
+        times = {g: statistics.median(t) for g, t in groups.items() if len(t) >= _LEAST_CALLS}
+        for group, time_ns in times.items():
+            others = [t for g, t in times.items() if g != group]
+            if others and time_ns > _SLOW_LINK * statistics.median(others):
+                where = "; ".join(map(_place_text, sorted(members[group], key=str)[:_MOST_SHOWN]))
+                yield Finding(
+                    SLOW,
+                    f"the link between {where} is slow: {dumps.site(site)['text']} moves in "
+                    f"{time_ns * 1e-3:.0f} us there, in {statistics.median(others) * 1e-3:.0f} us "
+                    "in other groups.",
+                )

@@ -1,0 +1,168 @@
+"""Dumps: what the processes of a job have done last, a JSON file each, and nothing besides.
+
+`jaxcoll doctor` reads them, and so can anybody: `calls` is a table of the latest calls of each
+device, `sites` what stands where they were made, times are nanoseconds of the process's clock,
+which `clock` relates to the time of day.
+"""
+
+import functools as ft
+import getpass
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jaxcoll import _native
+from jaxcoll._config import logger
+from jaxcoll.diagnosis import black_box
+from jaxcoll.diagnosis.black_box import CALL, BlackBox
+from jaxcoll.diagnosis.stacks import Stacks
+
+FORMAT = "jaxcoll dump 1"
+
+# A process that does not look after itself for so long won't write a dump.
+_DEAF_NS = 2_000_000_000
+
+
+class _Others:
+    """The other processes of this host, as far as they may be read."""
+
+    boxes: ClassVar[dict[int, BlackBox]] = {}
+    since = 0.0
+
+
+def observe(others: Mapping[int, BlackBox]) -> None:
+    """Has dumps tell of these processes, too, when they are gone."""
+    _Others.boxes, _Others.since = dict(others), time.time()
+
+
+@ft.cache
+def folder() -> Path | None:
+    """Returns where dumps go, the same for all processes of a job; None where they are off."""
+    chosen = os.environ.get("JAXCOLL_DUMP_DIR", "").strip()
+    if chosen.lower() == "none":
+        return None
+    if chosen:
+        return Path(chosen).absolute()
+    job = os.environ.get("JAXCOLL_JOB") or f"process-{os.getpid()}"
+    return Path(tempfile.gettempdir()) / f"jaxcoll-{_user()}" / job
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in containers
+        return str(os.getuid())
+
+
+def dump(path: str | os.PathLike[str] | None = None) -> Path:
+    """Writes what this process has done last, and does now, for `jaxcoll doctor`.
+
+    That is its latest 4,096 calls of each device, of collectives on the native path; what its
+    threads do in Python; its settings. It writes a file of its own, `process_0.json` for process 0,
+    so that all processes of a job can write to one folder. Any process writes the same on SIGUSR2
+    into the folder of errors, also one that is stuck.
+
+    Args:
+        path: the folder. By default that of errors: `JAXCOLL_DUMP_DIR`, else one for each job in
+            the temporary folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: it can't be written.
+        RuntimeError: there is no native extension, or no folder (`JAXCOLL_DUMP_DIR=none`).
+
+    Example:
+        >>> jaxcoll.dump("dumps")
+        PosixPath('dumps/process_0.json')
+    """
+    box = black_box.own()
+    if box is None:
+        raise RuntimeError("dump: there are no records: this jaxcoll has no native extension.")
+    where = folder() if path is None else Path(path)
+    if where is None:
+        raise RuntimeError("dump(path): expected a folder: JAXCOLL_DUMP_DIR=none.")
+    return _write(where, _own(box))
+
+
+def after_failure(reason: str) -> None:
+    """Writes the dump of this process, and of those of this host that are gone."""
+    box, where = black_box.own(), folder()
+    if box is None or where is None:
+        return
+    try:
+        file = _write(where, _own(box))
+        for other in _Others.boxes.values():
+            about = other.about()
+            state = state_of(about["pid"])
+            is_deaf = time.monotonic_ns() - about["beat_ns"] > _DEAF_NS
+            if (state != "running" or is_deaf) and not _has_dumped(where, about["process"]):
+                _write(where, {**contents(other), "state": state, "reason": reason})
+    except OSError as error:  # it must not hide the failure
+        logger.warning("jaxcoll: no dump could be written: %s", error)
+        return
+    logger.info("jaxcoll: dumped to %s", file)
+
+
+def _own(box: BlackBox) -> dict[str, Any]:
+    """Returns this process's dump."""
+    core = _native.core()
+    reason = "" if core is None else core.job_failure() or core.last_failure()
+    threads = Stacks().all_threads()
+    return {**contents(box), "state": "running", "reason": reason, "threads": threads}
+
+
+def _has_dumped(where: Path, process: int) -> bool:
+    """Tells whether there is a dump of a process since the processes have met."""
+    try:
+        return _file(where, process).stat().st_mtime > _Others.since
+    except FileNotFoundError:
+        return False
+
+
+def state_of(pid: int) -> str:
+    """Returns whether a process is running, stopped or gone."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "gone"
+    return {"Z": "gone", "X": "gone", "T": "stopped", "t": "stopped"}.get(letter, "running")
+
+
+def contents(box: BlackBox) -> dict[str, Any]:
+    """Returns what stands in a black box, as it does in a dump."""
+    stack, stack_at_ns = box.stack()
+    calls, sites = box.calls(), box.sites()
+    used = {int(site) for site in calls["site"]}
+    return {
+        "format": FORMAT,
+        "host": socket.gethostname(),
+        "clock": {"now_ns": time.monotonic_ns(), "wall_ns": time.time_ns()},
+        **box.about(),
+        "stack": stack,
+        "stack_at_ns": stack_at_ns,
+        "command": sys.argv,
+        "sites": {str(site): texts for site, texts in sites.items() if site in used},
+        "calls": {"columns": list(CALL.names or ()), "rows": calls.tolist()},
+    }
+
+
+def _file(where: Path, process: int) -> Path:
+    return where / f"process_{process}.json"
+
+
+def _write(where: Path, dumped: Mapping[str, Any]) -> Path:
+    """Writes a dump where nobody finds a part of it."""
+    where.mkdir(parents=True, exist_ok=True)
+    file = _file(where, dumped["process"])
+    part = where / f".process_{dumped['process']}.{os.getpid()}"
+    part.write_text(json.dumps(dumped) + "\n")
+    part.replace(file)
+    return file

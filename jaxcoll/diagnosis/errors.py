@@ -1,0 +1,186 @@
+"""`error_info`, and what the texts of the engine's errors say, as fields."""
+
+import dataclasses
+import re
+from typing import Literal
+
+from jaxcoll._errors import CollectiveError
+
+_MARK = "jaxcoll.CollectiveError: "
+_CALL = re.compile(
+    r'(?P<op>\w+) over (?P<axes>"[^"]+"(?:, "[^"]+")*|no axis) of (?P<operands>.+?), '
+    r"called at (?P<source>[^\n]*?:\d+ \([^\n]*?\)|unknown line)"
+)
+_WAITED = re.compile(r"waited (\d+\.\d) s")
+_LIMIT = re.compile(r"the limit is (\d+\.\d) s")
+_EXECUTION = re.compile(r"execution (\d+) of this call")
+_OF_PROCESS = re.compile(r"rank ([\d, ]+) \(process (\d+)(?:, pid (\d+), ([a-z ]+))?\)")
+_OF_DEVICE = re.compile(r"(\d+) \((?:device|partition) (\d+)\)")
+_DETAIL = re.compile(r"^  rank ([\d, ]+): (.*)$", re.M)
+_FOLDER = re.compile(r'^  more: jaxcoll doctor "([^"\n]*)"', re.M)
+
+
+@dataclasses.dataclass(frozen=True)
+class MissingRank:
+    """A rank that others waited for.
+
+    Attributes:
+        rank: its number in the group.
+        process: its process, as `jax.process_index()` counts; None in a job of one process.
+        pid: that process's id; None in a job of one process.
+        state: `running`, `stopped`, `gone`, `leaving` or `not there yet`; `running` in a job of one
+            process.
+        last_call: the call that it waits in or has ended last, as a text; empty where not known.
+    """
+
+    rank: int
+    process: int | None
+    pid: int | None
+    state: str
+    last_call: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorInfo:
+    """What a `CollectiveError` says.
+
+    Attributes:
+        kind: `missing`: not all ranks came in time; `mismatch`: ranks called different
+            collectives; `other`.
+        op: the collective, `all_reduce`; None where the text names several or none.
+        axes: the mesh axes of the call.
+        operands: types of the operands of one rank, as in `f32[8,128]`; more than four are counted
+            in the last entry.
+        source: the user's `file:line (function)`; None as for `op`.
+        execution: which execution of that call it was, from 1: in a job of several processes since
+            they attached, else in the run of the program.
+        waited_s: seconds until the error.
+        limit_s: the limit, where that was the reason.
+        arrived: ranks of the group that had come.
+        missing: those that had not.
+        dump: the folder with the dumps of the job, for `jaxcoll doctor`.
+        text: all that was said.
+    """
+
+    kind: Literal["missing", "mismatch", "other"]
+    op: str | None
+    axes: tuple[str, ...]
+    operands: tuple[str, ...]
+    source: str | None
+    execution: int | None
+    waited_s: float | None
+    limit_s: float | None
+    arrived: tuple[int, ...]
+    missing: tuple[MissingRank, ...]
+    dump: str | None
+    text: str
+
+
+def error_info(error: BaseException | str) -> ErrorInfo | None:
+    """Returns what a failed collective says, as fields.
+
+    Args:
+        error: an exception of JAX or `jaxcoll.CollectiveError`, or its text, from a log.
+
+    Returns:
+        None where it does not come from a collective of the native path. Errors that follow from
+        another one are looked through (`__cause__`, `__context__`).
+
+    Example:
+        >>> try:
+        ...     jax.block_until_ready(train_step(state, batch))
+        ... except RuntimeError as error:
+        ...     info = jaxcoll.error_info(error)
+        ...     print(info.op, info.source, [late.rank for late in info.missing])
+    """
+    text = collective_text(error)
+    if text is None:
+        return None
+    note_seen(text)
+    head = text.splitlines()[0]
+    waited, limit = _WAITED.search(head), _LIMIT.search(head)
+    execution, folder = _EXECUTION.search(head), _FOLDER.search(text)
+    calls = _CALL.match(head)
+    came, missing = _ranks(head, dict(_details(text)))
+    is_mismatch = head.startswith("the processes called different collectives")
+    return ErrorInfo(
+        kind="mismatch" if is_mismatch else "missing" if missing else "other",
+        op=calls["op"] if calls else None,
+        axes=tuple(re.findall(r'"([^"]+)"', calls["axes"])) if calls else (),
+        operands=_operands(calls["operands"]) if calls else (),
+        source=calls["source"] if calls else None,
+        execution=int(execution[1]) if execution else None,
+        waited_s=float(waited[1]) if waited else None,
+        limit_s=float(limit[1]) if limit else None,
+        arrived=came,
+        missing=missing,
+        dump=folder[1] if folder else None,
+        text=text,
+    )
+
+
+def collective_text(error: BaseException | str) -> str | None:
+    """Returns what our engine has said in an error, or None."""
+    if isinstance(error, str):
+        return error.partition(_MARK)[2] or None
+    looked_at: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in looked_at:
+        text = str(following)
+        if isinstance(following, CollectiveError):
+            return text
+        if _MARK in text:
+            return text.partition(_MARK)[2]
+        looked_at.add(id(following))
+        following = following.__cause__ or following.__context__
+    return None
+
+
+# First lines of what the user knows.
+_seen: set[str] = set()
+
+
+def note_seen(text: str) -> None:
+    """Notes that the user has got an error; the end of the process need not repeat it."""
+    _seen.add(_line(text))
+
+
+def was_seen(error: BaseException) -> bool:
+    """Tells whether the user has got an error of the engine."""
+    return _line(collective_text(error) or "") in _seen
+
+
+def _line(text: str) -> str:
+    return text.partition("\n")[0].partition(": while running")[0]
+
+
+def _operands(text: str) -> tuple[str, ...]:
+    types, _, more = text.partition(" and ")
+    return (*re.findall(r"\w+\[[\d,]*\]", types), *([more] if more else []))
+
+
+def _details(text: str) -> list[tuple[int, str]]:
+    return [
+        (int(rank), said) for ranks, said in _DETAIL.findall(text) for rank in ranks.split(", ")
+    ]
+
+
+def _ranks(head: str, details: dict[int, str]) -> tuple[tuple[int, ...], tuple[MissingRank, ...]]:
+    late, found, came = head.partition("; arrived: ")
+    if not found:
+        return (), ()
+    late = late.rpartition(" for rank ")[0] and late[late.index(" s ") :]
+    if _OF_PROCESS.search(came):
+        arrived = [r for ranks, *_ in _OF_PROCESS.findall(came) for r in ranks.split(", ")]
+        missing = [
+            MissingRank(int(rank), int(process), int(pid), state, details.get(int(rank), ""))
+            for ranks, process, pid, state in _OF_PROCESS.findall(late)
+            for rank in ranks.split(", ")
+        ]
+    else:
+        arrived = [rank for rank, _ in _OF_DEVICE.findall(came)]
+        missing = [
+            MissingRank(int(rank), None, None, "running", details.get(int(rank), ""))
+            for rank, _ in _OF_DEVICE.findall(late)
+        ]
+    return tuple(map(int, arrived)), tuple(missing)

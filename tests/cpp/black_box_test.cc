@@ -1,0 +1,168 @@
+// tests/cpp/black_box_test.cc: what a process tells about itself, read through another mapping.
+#include <sys/mman.h>  // memfd_create
+#include <unistd.h>    // close, ftruncate, getpid
+
+#include <atomic>  // std::atomic
+#include <memory>  // std::shared_ptr
+#include <string>  // std::string
+#include <thread>  // std::thread
+#include <vector>  // std::vector
+
+#include "core/clock.h"
+#include "host/black_box.h"
+#include "host/diagnosis.h"
+#include "host/recorder.h"
+#include "ranks.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+
+/// This process's box as another process has it.
+std::shared_ptr<BlackBox> Mapped() {
+  auto box = BlackBox::Map(BlackBox::Get().memory());
+  Check(box != nullptr, "the box can be mapped");
+  return box;
+}
+
+void OthersReadWhatIsWritten(Context& context) {
+  const auto box = Mapped();
+  context.Expect(box->header().pid.load() == getpid(), "the process");
+  DescribeSite(5001, "the one", R"({"op":"x"})");
+  DescribeSite(5001, "the other");
+  DescribeSite(5001, "the one");
+  context.Expect(box->SiteTexts(5001) == std::vector<std::string>{"the one", "the other"},
+                 "the texts of a site, without the details, each once");
+  context.Expect(box->SiteTexts(5002).empty(), "an unknown site");
+  context.Expect(SiteText(5002) == "a collective of unknown origin", "its name");
+  BlackBox::Get().SetStack("main\nstep", 77);
+  context.Expect(box->stack().stack == "main\nstep" && box->stack().at_ns == 77, "the stack");
+  Recorder::Get().Begin(1500, {.site = 5001, .group = 9, .rank = 3, .now_ns = NowNs()});
+  const std::vector<CallRecord> records = RecordsIn(*box);
+  context.Expect(!records.empty() && records.back().device == 1500 && records.back().rank == 3,
+                 "the calls");
+}
+
+void OnlyBlackBoxesAreMapped(Context& context) {
+  const int other = memfd_create("other", MFD_CLOEXEC);
+  context.Expect(BlackBox::Map(other) == nullptr, "an empty file");
+  context.Expect(ftruncate(other, static_cast<off_t>(BlackBox::Get().bytes())) == 0, "grows");
+  context.Expect(BlackBox::Map(other) == nullptr, "a file of zeros");
+  close(other);
+}
+
+/// A process has thousands of programs in its life.
+void TheLatestSitesAreKept(Context& context) {
+  for (std::uint64_t i = 1; i <= BlackBox::kMaxSites + 10; ++i) {
+    BlackBox::Get().AddSite(100'000 + i, "site " + std::to_string(i), "");
+  }
+  const std::uint64_t last = BlackBox::kMaxSites + 10;
+  context.Expect(SiteText(100'000 + last) == "site " + std::to_string(last), "the last one");
+  context.Expect(Mapped()->SiteTexts(100'001).empty(), "the first one is gone");
+}
+
+void TextsOfAnyLength(Context& context) {
+  BlackBox::Get().AddSite(5003, std::string(5000, 'x'), "{}");
+  context.Expect(SiteText(5003) == std::string(2040, 'x'), "as much as there is room for");
+}
+
+/// Readers get whole stacks while they are written.
+void StacksAreConsistent(Context& context) {
+  std::atomic<bool> stop{false};
+  std::thread writer([&stop] {
+    for (char c = 'a'; !stop.load(); c = c == 'z' ? 'a' : static_cast<char>(c + 1)) {
+      BlackBox::Get().SetStack(std::string(300, c), c);
+    }
+  });
+  const auto box = Mapped();
+  for (int i = 0; i < 2000; ++i) {
+    const BlackBox::Told told = box->stack();
+    if (told.stack.size() == 300) {
+      const bool ok = told.stack == std::string(300, told.stack[0]) && told.at_ns == told.stack[0];
+      context.Expect(ok, [&] { return "torn: " + told.stack; });
+    }
+  }
+  stop.store(true);
+  writer.join();
+}
+
+void AQuestionIsAnswered(Context& context) {
+  BlackBox::Header& header = BlackBox::Get().header();
+  header.beat_ns.store(NowNs());
+  std::thread watcher([&header] {
+    while (header.asked.load() == header.told.load()) {
+      std::this_thread::yield();
+    }
+    BlackBox::Get().SetStack("of this moment", NowNs());
+    header.told.store(header.asked.load());
+  });
+  const auto box = Mapped();
+  box->AskForStack(10 * kSecond);
+  context.Expect(box->stack().stack == "of this moment", "the answer");
+  watcher.join();
+  const std::int64_t since_ns = NowNs();
+  box->AskForStack(kSecond / 10);
+  context.Expect(NowNs() - since_ns < 5 * kSecond, "who does not answer is not waited for");
+  header.beat_ns.store(NowNs() - 10 * kSecond);
+  const std::int64_t deaf_since_ns = NowNs();
+  box->AskForStack(60 * kSecond);
+  context.Expect(NowNs() - deaf_since_ns < 5 * kSecond, "nor who does not look");
+}
+
+void WhoCompilesOrPausesIsExcused(Context& context) {
+  BlackBox::Header& header = BlackBox::Get().header();
+  const auto box = Mapped();
+  const std::int64_t now_ns = NowNs();
+  const auto set = [&header](Phase phase, std::int64_t since_ns, std::int64_t beat_ns) {
+    header.phase.store(static_cast<std::int64_t>(phase));
+    header.phase_since_ns.store(since_ns);
+    header.beat_ns.store(beat_ns);
+  };
+  set(Phase::kPython, now_ns, now_ns);
+  context.Expect(!box->IsExcused(now_ns, -1), "who runs Python code is not");
+  set(Phase::kCompiling, now_ns - 5 * kSecond, now_ns);
+  context.Expect(box->IsExcused(now_ns, -1), "who compiles is, for ever");
+  context.Expect(box->IsExcused(now_ns, 6 * kSecond), "or for so long");
+  context.Expect(!box->IsExcused(now_ns, 4 * kSecond), "and no longer");
+  set(Phase::kCompiling, now_ns - 5 * kSecond, now_ns - 5 * kSecond);
+  context.Expect(!box->IsExcused(now_ns, -1), "nobody knows whether it still does");
+  set(Phase::kPython, now_ns, now_ns);
+  header.paused_until_ns.store(now_ns + kSecond);
+  context.Expect(box->IsExcused(now_ns, -1), "who pauses is");
+  context.Expect(!box->IsExcused(now_ns + 2 * kSecond, -1), "until then");
+  header.paused_until_ns.store(0);
+}
+
+void TheLastCallOfADevice(Context& context) {
+  DescribeSite(5004, "the call in question");
+  const BlackBox& box = BlackBox::Get();
+  const std::int64_t now_ns = NowNs();
+  context.Expect(LastCallText(box, 1600, now_ns) == "no call yet", "none");
+  Recorder::Entry& entry =
+      Recorder::Get().Begin(1600, {.site = 5004, .now_ns = now_ns - 3 * kSecond});
+  context.Expect(LastCallText(box, 1600, now_ns) ==
+                     "waits, since 3.0 s, in the call in question (call 1 of device 1600)",
+                 LastCallText(box, 1600, now_ns));
+  entry.Set(Moment::kResumed, now_ns - kSecond);
+  context.Expect(LastCallText(box, 1600, now_ns) ==
+                     "last call, ended 1.0 s ago: the call in question (call 1 of device 1600)",
+                 LastCallText(box, 1600, now_ns));
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests({{"OthersReadWhatIsWritten", OthersReadWhatIsWritten},
+                   {"OnlyBlackBoxesAreMapped", OnlyBlackBoxesAreMapped},
+                   {"TextsOfAnyLength", TextsOfAnyLength},
+                   {"StacksAreConsistent", StacksAreConsistent},
+                   {"AQuestionIsAnswered", AQuestionIsAnswered},
+                   {"WhoCompilesOrPausesIsExcused", WhoCompilesOrPausesIsExcused},
+                   {"TheLastCallOfADevice", TheLastCallOfADevice},
+                   {"TheLatestSitesAreKept", TheLatestSitesAreKept}},
+                  argc, argv);
+}
