@@ -102,7 +102,9 @@ class Dumps:
                 if other.execution > 0 or other.place.process == call.place.process:
                     return other.place
         site = self.site(call.site)
-        ranks, devices, processes = (site.get(name, ()) for name in ("ranks", "devices", "processes"))
+        ranks, devices, processes = (
+            site.get(name, ()) for name in ("ranks", "devices", "processes")
+        )
         for i in range(0, len(devices), ranks or 1):
             if _hash(devices[i : i + ranks]) == call.group:
                 process = processes[i + rank] if processes else call.place.process
@@ -158,9 +160,7 @@ def _hash(devices: Iterable[int]) -> int:
     return value
 
 
-def _ordinal(
-    device: int, devices: Sequence[int], processes: Sequence[int], process: int
-) -> int:
+def _ordinal(device: int, devices: Sequence[int], processes: Sequence[int], process: int) -> int:
     """Returns the number of a device in its process."""
     if not processes:
         return device
@@ -182,7 +182,9 @@ def report(paths: Sequence[str | Path]) -> tuple[str, int]:
     dumps = read(paths)
     found = diagnose(dumps)
     lines = [_head(dumps)]
-    reasons = {dump["reason"].splitlines()[0] for dump in dumps.by_process.values() if dump.get("reason")}
+    reasons = {
+        dump["reason"].splitlines()[0] for dump in dumps.by_process.values() if dump.get("reason")
+    }
     lines += [f"error: {reason}" for reason in sorted(reasons)]
     lines += [finding.text for finding in found]
     if not found:
@@ -227,19 +229,16 @@ def _gone(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
     for process, dump in sorted(dumps.by_process.items()):
         if dump["state"] == "gone":
             yield Finding(GONE, "\n".join([f"process {process} is gone.", *_doing(dumps, process)]))
-    missed = {place.process for calls in open_calls for place in _missing_places(dumps, calls)}
-    for process in sorted(silent & missed):
-        yield Finding(
-            GONE,
-            f"process {process} is gone, or can't write its dump, and others wait for it.",
-        )
+    late = [place for calls in open_calls for place in _missing_places(dumps, calls)]
+    missed = {place.process for place in late if place is not None}
+    # A rank whose place nobody knows is where nothing is known.
+    for process in sorted(silent if None in late else silent & missed):
+        yield Finding(GONE, f"process {process} is gone, or can't write its dump, and others wait.")
 
 
-def _missing_places(dumps: Dumps, calls: list[Call]) -> list[Place]:
-    came = {call.rank for call in calls}
-    ranks = set(range(dumps.ranks_of(calls[0]))) - came
-    places = (dumps.place_of(calls[0], rank) for rank in sorted(ranks))
-    return [place for place in places if place is not None]
+def _missing_places(dumps: Dumps, calls: list[Call]) -> list[Place | None]:
+    ranks = set(range(dumps.ranks_of(calls[0]))) - {call.rank for call in calls}
+    return [dumps.place_of(calls[0], rank) for rank in sorted(ranks)]
 
 
 def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
@@ -250,7 +249,9 @@ def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
         late = [
             place
             for place in _missing_places(dumps, calls)
-            if place not in seen and dumps.by_process.get(place.process, {}).get("state") != "gone"
+            if place is not None
+            and place not in seen
+            and dumps.by_process.get(place.process, {}).get("state") != "gone"
         ]
         elsewhere = [place for place in late if place in waits and waits[place] is not calls]
         if elsewhere:

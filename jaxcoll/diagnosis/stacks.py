@@ -20,7 +20,7 @@ _COMPILES = (
 _CALLS_BACK = ("callback.py", "python_callback.py")
 _AWAITS = ("api.py", "array.py")
 _NOT_THE_USERS = (os.path.join(_OWN, "_launched.py"), "<frozen runpy>")
-_MOST_FRAMES = 40
+_MOST_FRAMES = 16
 
 _THREAD = re.compile(r"(?:Thread|Current thread) 0x([0-9a-f]+).* \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
@@ -106,6 +106,5 @@ def _text_of(frames: list[_Frame]) -> str:
         if i < 2 or not frame.file.startswith((_JAX, *_NOT_THE_USERS))
     ]
     if len(lines) > _MOST_FRAMES:
-        half = _MOST_FRAMES // 2
-        lines = [*lines[:half], f"... {len(lines) - _MOST_FRAMES} more", *lines[-half:]]
+        lines = [*lines[:_MOST_FRAMES], f"... {len(lines) - _MOST_FRAMES} more"]
     return "\n".join(reversed(lines))

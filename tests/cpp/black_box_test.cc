@@ -3,6 +3,7 @@
 #include <unistd.h>    // close, ftruncate, getpid
 
 #include <atomic>  // std::atomic
+#include <chrono>  // std::chrono::microseconds
 #include <memory>  // std::shared_ptr
 #include <string>  // std::string
 #include <thread>  // std::thread
@@ -74,15 +75,17 @@ void StacksAreConsistent(Context& context) {
   std::thread writer([&stop] {
     for (char c = 'a'; !stop.load(); c = c == 'z' ? 'a' : static_cast<char>(c + 1)) {
       BlackBox::Get().SetStack(std::string(300, c), c);
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   });
   const auto box = Mapped();
+  while (box->stack().stack.size() != 300) {
+    std::this_thread::yield();
+  }
   for (int i = 0; i < 2000; ++i) {
     const BlackBox::Told told = box->stack();
-    if (told.stack.size() == 300) {
-      const bool ok = told.stack == std::string(300, told.stack[0]) && told.at_ns == told.stack[0];
-      context.Expect(ok, [&] { return "torn: " + told.stack; });
-    }
+    const bool ok = told.stack == std::string(300, told.stack[0]) && told.at_ns == told.stack[0];
+    context.Expect(ok, [&] { return "torn: " + told.stack; });
   }
   stop.store(true);
   writer.join();

@@ -143,8 +143,9 @@ void WhoCompilesIsWaitedFor(Context& context) {
   });
   // And who does not compile is not.
   const std::int64_t next = FreshRuns();
+  const CallData next_data(SmallOp(), 2, 1);
   Errors errors;
-  RunThreads(context, 1, [&](std::size_t) { Fails(site, 0, next, data, errors).Start(); });
+  RunThreads(context, 1, [&](std::size_t) { Fails(site, 0, next, next_data, errors).Start(); });
   errors.Expect(context, 1, {"for rank 1 (process 41", "rank 1: ", "of device 100"});
   header.beat_ns.store(0);
 }

@@ -21,9 +21,9 @@ PYTHON_LAYERS = (
     },
     {
         *("_native", "_processes", "_segments", "_board", "_door", "_engine", "_hosts", "_job"),
-        *("_clones", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding"),
+        *("_clones", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding", "diagnosis"),
     },
-    {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher"},
+    {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher", "_watch"},
     {"_agreement"},
     {"_timing", "_chains", "_bench", "_bench_matmul", "_launched"},
     {"parallel"},

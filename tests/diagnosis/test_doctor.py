@@ -1,0 +1,199 @@
+"""What the doctor finds in dumps made by hand, each of a job with one thing wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxcoll import cli
+from jaxcoll.diagnosis import doctor
+from jaxcoll.diagnosis.black_box import CALL
+from jaxcoll.diagnosis.dumps import FORMAT
+
+RANKS = 4
+MS = 1_000_000
+SITES = {"1": "all_reduce of f32[8] at a.py:1", "2": "all_gather of f32[8] at a.py:2"}
+GROUP = 77
+
+
+class Job:
+    """Four processes of a device each, which make two calls a step, 10 ms apart."""
+
+    def __init__(self) -> None:
+        self.now = [100 * MS] * RANKS
+        self.rows: list[list[tuple]] = [[] for _ in range(RANKS)]
+        self.counts: dict[tuple[int, int], int] = {}
+        self.dumps = [
+            {
+                "format": FORMAT,
+                "host": "here",
+                "clock": {"now_ns": 0, "wall_ns": 10**18 + 5 * rank * 10**9},
+                "pid": 100 + rank,
+                "process": rank,
+                "num_processes": RANKS,
+                "phase": "in Python",
+                "phase_since_ns": 0,
+                "state": "running",
+                "reason": "",
+                "stack": f'File "a.py", line {rank}, in f',
+                "stack_at_ns": 0,
+                "sites": {site: [{"text": text, "ranks": RANKS}] for site, text in SITES.items()},
+            }
+            for rank in range(RANKS)
+        ]
+
+    def call(self, site, ranks=range(RANKS), late=None, by_ms=0, group=GROUP, of=None, took_ms=1):
+        """Some ranks make a call; it ends where all have come. One comes late."""
+        execution = 0
+        for rank in ranks:
+            self.counts[rank, site] = execution = self.counts.get((rank, site), 0) + 1
+        came = {rank: self.now[rank] + (by_ms * MS if rank == late else 0) for rank in ranks}
+        met = max(came.values())
+        ends = len(ranks) == (of or RANKS)
+        for position, rank in enumerate(ranks):
+            # Clocks of processes differ; what is known is that of the day.
+            shift = -5 * rank * 10**9
+            times = (came[rank], min(came.values()), *((met, met + took_ms * MS) if ends else ()))
+            times += (met + took_ms * MS if ends else came[rank] + 900 * MS,)
+            times = times if ends else (*times[:2], 0, 0, times[2])
+            number = position if of else rank
+            row = (0, len(self.rows[rank]) + 1, site, group, number, execution, 1, 0)
+            self.rows[rank].append((*row, *(t + shift if t else 0 for t in times)))
+            self.now[rank] = (met + took_ms * MS if ends else came[rank]) + 10 * MS
+
+    def steps(self, count, **late):
+        for _ in range(count):
+            self.call(1, **late)
+            self.call(2)
+
+    def write(self, folder: Path) -> list[str]:
+        for rank, dump in enumerate(self.dumps):
+            if dump:
+                dump["clock"]["now_ns"] = 10**9 - 5 * rank * 10**9
+                dump["clock"]["wall_ns"] = 10**18
+                dump["stack_at_ns"] = dump["clock"]["now_ns"]
+                dump["phase_since_ns"] = dump["clock"]["now_ns"] - 10**9
+                dump["calls"] = {"columns": list(CALL.names), "rows": self.rows[rank]}
+                (folder / f"process_{rank}.json").write_text(json.dumps(dump))
+        return [str(folder)]
+
+
+@pytest.fixture
+def job() -> Job:
+    job = Job()
+    job.steps(20)
+    return job
+
+
+def test_nothing_is_wrong(job, tmp_path):
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == 0
+    assert "4 processes, 4 dumps, 160 calls of 4 devices, on here" in text
+    assert "nothing is wrong" in text
+
+
+def test_a_rank_is_behind(job, tmp_path):
+    job.call(1, (0, 1, 3))
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.BEHIND
+    assert "rank 2 (process 2, device 0) is behind" in text
+    assert "all_reduce of f32[8] at a.py:1, execution 21,\nin which rank 0, 1, 3 waited" in text
+    assert "all_gather of f32[8] at a.py:2, execution 20" in text
+    assert "It was in Python for 1.0 s, at" in text
+    assert 'File "a.py", line 2, in f' in text
+
+
+def test_a_stopped_one_too(job, tmp_path):
+    job.call(1, (0, 1, 2))
+    job.dumps[3]["state"] = "stopped"
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.BEHIND
+    assert "rank 3 (process 3, device 0) is behind" in text
+    assert "It is stopped." in text
+
+
+def test_ranks_wait_in_different_calls(job, tmp_path):
+    job.call(1, (0, 1, 3))
+    job.call(2, (2,))
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.MISMATCH
+    assert "rank 0, 1, 3:\n    all_reduce of f32[8] at a.py:1, execution 21" in text
+    assert "rank 2:\n    all_gather of f32[8] at a.py:2, execution 21" in text
+    assert "is behind" not in text
+
+
+def test_a_process_is_gone(job, tmp_path):
+    job.call(1, (0, 2, 3))
+    job.dumps[1]["state"] = "gone"
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.GONE
+    assert "process 1 is gone." in text
+    assert "is behind" not in text
+
+
+def test_a_process_left_no_dump(job, tmp_path):
+    job.call(1, (0, 2, 3))
+    job.dumps[1] = None
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.GONE
+    assert "no dump of process 1" in text
+    assert "process 1 is gone, or can't write its dump, and others wait." in text
+
+
+def test_a_straggler(tmp_path):
+    job = Job()
+    job.steps(20, late=2, by_ms=30)
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.SLOW
+    assert "process 2, device 0 is a straggler: to 20 of 40 calls it came last, 30.0 ms" in text
+
+
+def test_now_and_then_late_is_no_straggler(tmp_path):
+    job = Job()
+    job.steps(3, late=2, by_ms=30)
+    job.steps(20)
+    assert doctor.report(job.write(tmp_path))[1] == 0
+
+
+def test_a_slow_link(tmp_path):
+    job = Job()
+    for dump in job.dumps:
+        dump["sites"]["3"] = [{"text": "ppermute", "ranks": 2}]
+    for _ in range(12):
+        job.call(3, (0, 1), group=1, of=2)
+        job.call(3, (2, 3), group=2, of=2, took_ms=8)
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.SLOW
+    assert "the link between process 2, device 0; process 3, device 0 is slow" in text
+
+
+def test_what_failed_at_once_waits_for_nobody(job, tmp_path):
+    """As the calls of a late rank do, after the job has failed."""
+    rank, row = 2, [0] * len(CALL.names)
+    row[1:5] = [999, 1, GROUP, rank]
+    row[8], row[12] = 1, 2  # arrived, resumed
+    job.rows[rank].append(tuple(row))
+    assert doctor.report(job.write(tmp_path))[1] == 0
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": "another"}'])
+def test_files_that_are_no_dumps(content, tmp_path, capsys):
+    file = tmp_path / "process_0.json"
+    file.write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor", str(file)])
+    assert ended.value.code == 2
+    assert str(file) in capsys.readouterr().err
+
+
+def test_a_folder_without_dumps(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "no dumps (process_*.json)" in capsys.readouterr().err
+
+
+def test_the_command(job, tmp_path, capsys):
+    job.call(1, (0, 1, 3))
+    assert cli.main(["doctor", *job.write(tmp_path)]) == doctor.BEHIND
+    assert "is behind" in capsys.readouterr().out

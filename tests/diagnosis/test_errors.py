@@ -1,0 +1,143 @@
+"""A failed call's error as fields, and as `CollectiveError`."""
+
+import re
+import time
+
+import jax
+import numpy as np
+import pytest
+from checks import mapped, mesh, native_missing
+
+import jaxcoll
+
+needs_engine = pytest.mark.skipif(native_missing() is not None, reason="errors of the engine")
+
+OF_PROCESSES = """\
+INTERNAL: jaxcoll.CollectiveError: all_reduce over "data", "model" of f32[8,2], i32[] and 3 more, \
+called at /a/train.py:31 (step): waited 5.0 s for rank 2, 3 (process 1, pid 42, running), rank 6 \
+(process 3, pid 44, stopped); arrived: rank 0, 1 (process 0), rank 4 (process 2); execution 17 of \
+this call (the limit is 5.0 s)
+  rank 2, 3: last call, ended 1.0 s ago: all_gather over "data" of f32[4], called at /a/train.py:30 \
+(step) (call 7 of device 0)
+  in Python for 5.1 s; Python stack, 0.0 s ago:
+    File "/a/train.py", line 12, in load
+  rank 6: no call yet
+  more: jaxcoll doctor "/tmp/dumps": while running replica 0 and partition 1"""
+MISMATCH = """\
+jaxcoll.CollectiveError: the processes called different collectives, or the same in another order: \
+process 0 waits in all_reduce over "x" of f32[8], called at a.py:1 (f); process 1 waits in ppermute \
+over "x" of f32[8], called at a.py:2 (f)"""
+
+
+def test_the_fields_of_a_job_of_several_processes():
+    info = jaxcoll.error_info(OF_PROCESSES)
+    assert info is not None
+    assert (info.kind, info.op, info.axes) == ("missing", "all_reduce", ("data", "model"))
+    assert info.operands == ("f32[8,2]", "i32[]", "3 more")
+    assert info.source == "/a/train.py:31 (step)"
+    assert (info.execution, info.waited_s, info.limit_s) == (17, 5.0, 5.0)
+    assert info.arrived == (0, 1, 4)
+    assert [(late.rank, late.process, late.pid, late.state) for late in info.missing] == [
+        (2, 1, 42, "running"),
+        (3, 1, 42, "running"),
+        (6, 3, 44, "stopped"),
+    ]
+    assert "all_gather" in info.missing[1].last_call
+    assert info.missing[2].last_call == "no call yet"
+    assert info.dump == "/tmp/dumps"
+    assert "in load" in info.text
+
+
+def test_the_fields_of_a_mismatch():
+    info = jaxcoll.error_info(RuntimeError(MISMATCH))
+    assert info is not None
+    assert (info.kind, info.op, info.source, info.missing) == ("mismatch", None, None, ())
+
+
+def test_other_errors_have_none():
+    assert jaxcoll.error_info(ValueError("no rank of mine")) is None
+    assert jaxcoll.error_info("") is None
+
+
+def test_causes_are_looked_through():
+    try:
+        try:
+            raise RuntimeError(OF_PROCESSES)
+        except RuntimeError as error:
+            raise KeyError("a step") from error
+    except KeyError as error:
+        info = jaxcoll.error_info(error)
+    assert info is not None
+    assert info.op == "all_reduce"
+
+
+def late_rank(x):
+    """A step to which rank 2 comes late."""
+
+    def sleep(rank):
+        time.sleep(1.5 if rank == 2 else 0)
+        return np.float32(0)
+
+    shape = jax.ShapeDtypeStruct((), np.float32)
+    late = jax.pure_callback(sleep, shape, jax.lax.axis_index("x"))
+    return jaxcoll.all_reduce(x + late, "x")
+
+
+@pytest.fixture
+def half_a_second():
+    before = jaxcoll.config.timeout_s
+    jaxcoll.config.timeout_s = 0.5
+    yield
+    jaxcoll.config.timeout_s = before
+
+
+@needs_engine
+def test_an_error_of_one_process_says_what_the_missing_rank_does(half_a_second):
+    step = jax.jit(mapped(late_rank, mesh(4)))
+    with jaxcoll.using(backend="native"), pytest.raises(jaxcoll.CollectiveError) as raised:
+        with jaxcoll.watch():
+            jax.block_until_ready(step(np.ones((4, 3), np.float32)))
+    info = jaxcoll.error_info(raised.value)
+    assert info is not None
+    assert (info.kind, info.op, info.axes, info.operands) == (
+        "missing",
+        "all_reduce",
+        ("x",),
+        ("f32[3]",),
+    )
+    assert info.source is not None
+    assert re.search(r"test_errors\.py:\d+ \(late_rank\)", info.source)
+    assert info.arrived == (0, 1, 3)
+    assert [late.rank for late in info.missing] == [2]
+    assert info.limit_s == 0.5
+    assert "in a callback" in info.text
+    assert re.search(r'File ".*test_errors\.py", line \d+, in sleep', info.text)
+
+
+def test_watch_leaves_other_errors_alone():
+    with pytest.raises(ZeroDivisionError), jaxcoll.watch():
+        _ = 1 / 0
+
+
+@pytest.mark.parametrize("fn", [3, "step"])
+def test_watch_wants_a_function(fn):
+    with pytest.raises(TypeError, match=r"watch\(fn\): expected a function"):
+        jaxcoll.watch(fn)
+
+
+def test_a_watched_step_is_the_step():
+    def step(x, *, by):
+        """Doubles."""
+        return x * by
+
+    watched = jaxcoll.watch(jax.jit(step, static_argnames="by"))
+    assert int(watched(4, by=2)) == 8
+    assert watched.__doc__ == "Doubles."
+    assert watched.__name__ == "step"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "2", None, True])
+def test_a_pause_takes_seconds(seconds):
+    with pytest.raises(ValueError, match=r"allow_pause\(seconds\): expected a positive number"):
+        with jaxcoll.allow_pause(seconds):
+            raise AssertionError("it began")

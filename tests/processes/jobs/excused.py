@@ -1,0 +1,72 @@
+"""One process compiles, pauses or is late for longer than the limit: excused.py."""
+
+import time
+
+import jax
+import numpy as np
+from world import mapped, mesh, put, say
+
+import jaxcoll
+
+RANK = jax.process_index()
+LIMIT_S, LONGER_S = 1.5, 4.0
+
+
+def total(x):
+    return jaxcoll.all_reduce(x, mesh().axis_names)
+
+
+step = mapped(total, mesh())
+ones = put(np.ones((mesh().size, 8), np.float32), mesh())
+
+
+def run():
+    jax.block_until_ready(step(ones))
+
+
+def slow_to_trace(x):
+    time.sleep(LONGER_S)
+    return x
+
+
+def after(what, seconds=0.0):
+    """The next call, before which process 1 does something for longer than the limit."""
+    if RANK == 1:
+        what()
+    begin = time.monotonic()
+    try:
+        with jaxcoll.watch():
+            run()
+        return f"came after {time.monotonic() - begin:.1f} s"
+    except jaxcoll.CollectiveError as error:
+        info = jaxcoll.error_info(error)
+        return f"{info.kind}: rank {info.missing[0].rank}, {info.text.splitlines()[2:3]}"
+
+
+def compile_slowly():
+    jax.jit(slow_to_trace)(1.0)
+
+
+def pause():
+    with jaxcoll.allow_pause(60):
+        time.sleep(LONGER_S)
+    time.sleep(LIMIT_S / 3)  # the limit begins when the pause ends
+
+
+def pause_too_short():
+    with jaxcoll.allow_pause(0.5):
+        time.sleep(LONGER_S)
+
+
+run()
+jaxcoll.config.timeout_s = LIMIT_S
+say(f"compiles: {after(compile_slowly)}")
+say(f"pauses: {after(pause)}")
+say(f"pauses too long: {after(pause_too_short)}")
+jaxcoll.config.timeout_s = 60
+jaxcoll.reset()
+run()
+jaxcoll.config.compile_timeout_s = 1.0
+jaxcoll.config.timeout_s = LIMIT_S
+jax.clear_caches()
+say(f"compiles too long: {after(compile_slowly)}")

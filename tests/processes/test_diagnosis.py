@@ -1,0 +1,174 @@
+"""Of jobs that don't go on: who is to blame, where, and what the doctor says. Real faults."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from checks import native_missing
+from processes.run_job import ROOT, job_environment, run_job
+
+from jaxcoll.diagnosis import doctor
+
+pytestmark = pytest.mark.skipif(
+    native_missing() is not None, reason="the engine across processes is native"
+)
+full = pytest.mark.full
+
+EXAMPLE = ROOT / "examples" / "debug_a_hang.py"
+LIMIT_S, GRACE_S, START_S = 3.0, 5.0, 60.0
+LINES = {  # of the example: what the ranks that wait are said to wait in
+    name: next(i for i, line in enumerate(EXAMPLE.read_text().splitlines(), 1) if found in line)
+    for name, found in {
+        "average": 'jaxcoll.all_reduce(grads, "data"',
+        "reshaped_average": "jaxcoll.all_reduce(grads[::2]",
+        "evaluate": "jaxcoll.all_reduce(loss.sum()",
+    }.items()
+}
+
+
+def debug(fault: str, processes: int, folder: Path, *options: str) -> tuple[str, int, float]:
+    """Runs the example with a fault; returns what it says, its exit status, and the seconds."""
+    launcher = ["-m", "jaxcoll", "run", "-n", str(processes)] if processes > 1 else []
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, *launcher, EXAMPLE, "--fault", fault, *options],
+        env=job_environment() | {"JAXCOLL_DUMP_DIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=START_S + LIMIT_S + GRACE_S,
+        cwd=ROOT,
+    )
+    return done.stdout, done.returncode, time.monotonic() - begin
+
+
+def place(name: str) -> str:
+    return rf"debug_a_hang\.py:{LINES[name]} \({name}\)"
+
+
+# Fault, processes, the doctor's finding, what it says, what the error says.
+FAULTS = [
+    ("stops", 4, doctor.BEHIND, r"rank 2 \(process 2.*behind[^%]*It is stopped", "average"),
+    pytest.param(*("dies", 4, doctor.GONE, r"process 2 is gone", "average"), marks=full),
+    pytest.param(
+        *("skips", 4, doctor.MISMATCH, r"rank 2:\n.*evaluate\), execution 11", "average"),
+        marks=full,
+    ),
+    ("shape", 4, doctor.MISMATCH, r"rank 2:\n.*reshaped_average\), execution 1\n", "average"),
+    ("stops", 1, doctor.BEHIND, r"rank 2 \(process 0, device 2\) is behind", "average"),
+    pytest.param(*("skips", 1, doctor.MISMATCH, r"rank 2:\n.*evaluate\)", "average"), marks=full),
+    pytest.param(*("shape", 1, doctor.MISMATCH, r"rank 2:\n.*reshaped_average\)", ""), marks=full),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "processes", "status", "found", "waits"), FAULTS, ids=lambda v: str(v)[:10]
+)
+def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
+    said, code, _ = debug(fault, processes, tmp_path)
+    assert code != 0, said
+    assert "CollectiveError" in said
+    assert re.search(place(waits) if waits else "debug_a_hang", said), said
+    text, got = doctor.report([tmp_path])
+    assert got == status, text
+    assert re.search(found, text), text
+    if waits:
+        assert re.search(place(waits), text), text
+    if processes > 1:  # the right rank's error on all the others, in time
+        assert f'more: jaxcoll doctor "{tmp_path}"' in said
+        waited = [float(seconds) for seconds in re.findall(r"waited (\d+\.\d) s", said)]
+        assert max(waited, default=0) <= LIMIT_S + GRACE_S
+
+
+@pytest.mark.parametrize("processes", [4, pytest.param(1, marks=full)])
+def test_a_straggler_is_named(processes, tmp_path):
+    said, code, _ = debug("slow", processes, tmp_path)
+    assert code == 0, said
+    text, status = doctor.report([tmp_path])
+    assert status == doctor.SLOW, text
+    straggler = "process 2, device 0" if processes > 1 else "process 0, device 2"
+    assert f"{straggler} is a straggler" in text
+
+
+def test_without_a_fault_nothing_is_wrong(tmp_path):
+    said, code, _ = debug("none", 1, tmp_path)
+    assert code == 0, said
+    assert "30 steps, loss 32.0" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_compiles_or_pauses_is_waited_for():
+    for rank, said in run_job("excused.py", processes=2).items():
+        compiles, pauses, too_long, compiles_too_long = said
+        assert re.fullmatch(r"compiles: came after \d+\.\d s", compiles)
+        assert re.fullmatch(r"pauses: came after \d+\.\d s", pauses)
+        assert too_long.startswith("pauses too long: missing: rank 1")
+        assert compiles_too_long.startswith("compiles too long: missing: rank 1")
+        if rank == 0:
+            assert "compiling" in compiles_too_long
+
+
+@pytest.mark.parametrize(("how", "code"), [("never", 1), pytest.param("caught", 0, marks=full)])
+def test_failed_work_that_nobody_awaits(how, code):
+    said = run_job("unawaited.py", how, processes=2, devices=2, expect=code)
+    assert "started" in said[0]  # and the script came to its end
+
+
+def test_a_signal_asks_for_a_dump(tmp_path):
+    """Also a process whose main thread hears nothing."""
+    script = (
+        "import jaxcoll, signal, time\n"
+        "from jaxcoll.diagnosis import watcher\n"
+        "watcher.start()\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "print('up', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=job_environment() | {"JAXCOLL_DUMP_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGUSR2)
+        file = tmp_path / "process_0.json"
+        until = time.monotonic() + 30
+        while not file.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        dump = json.loads(file.read_text())
+        assert dump["pid"] == process.pid
+        assert any("line 6, in <module>" in stack for stack in dump["threads"].values())
+        assert process.poll() is None
+    finally:
+        process.kill()
+        _, errors = process.communicate()
+    assert f"dumped to {file}" in errors
+
+
+def test_another_process_reads_a_black_box():
+    code = (
+        "import sys\n"
+        "from jaxcoll.diagnosis import black_box\n"
+        "box = black_box.of_process(int(sys.argv[1]))\n"
+        "print(box.about()['pid'])\n"
+    )
+    from jaxcoll.diagnosis import black_box
+
+    assert black_box.own() is not None
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(os.getpid())],
+        env=job_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{os.getpid()}\n"
