@@ -21,7 +21,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul bench-tensor bench-zero bench-plan lint format ctest wheel release-test docs env build stubs signatures clean
+.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul bench-tensor bench-zero bench-plan bench-recorder lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -70,6 +70,9 @@ bench-zero: $(VENV)/.dev$(JAX)  ## data-parallel and fully sharded steps, agains
 
 bench-plan: $(VENV)/.dev$(JAX)  ## products of strategies, and pipelines, against jax.lax, jit and an ideal
 	$(BIN)/python benchmarks/plan_step.py $(ARGS)
+
+bench-recorder: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## what it costs to record a call
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/recorder.py $(ARGS)
 
 lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, clang-tidy
 	$(BIN)/ruff check

@@ -24,7 +24,8 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll
 
 FAULTS = ("none", "stops", "dies", "skips", "shape", "slow")
-DELAY_S = 0.05  # of a slow rank, each step
+READING_S = 0.02  # of all ranks, each step, as if they read their data
+DELAY_S = 0.05  # of a slow rank, besides
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--fault", choices=FAULTS, default="stops")
@@ -41,7 +42,7 @@ mesh = jax.make_mesh((jax.device_count(),), ("data",))
 here = jax.process_count() == 1  # all ranks: then a fault happens within the program
 
 
-def per_rank(body, out_specs=P("data")):
+def per_rank(body, out_specs):
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P("data"), P()), out_specs=out_specs))
 
 
@@ -95,9 +96,10 @@ def main():
     grads = jax.make_array_from_callback(
         (8 * mesh.size,), sharding, lambda at: np.ones(8 * mesh.size, np.float32)[at]
     )
-    step, evaluation = per_rank(train_step), per_rank(evaluate, P())
-    others = per_rank(lambda g, _: reshaped_average(g))
+    step, evaluation = per_rank(train_step, P("data")), per_rank(evaluate, P())
+    others = per_rank(lambda g, _: reshaped_average(g), P("data"))
     for number in range(options.steps):
+        time.sleep(READING_S)
         fault = fault_of(number)
         mine = fault if jax.process_index() == options.rank and not here else 0
         if FAULTS[mine] == "stops":

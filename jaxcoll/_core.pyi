@@ -14,11 +14,16 @@ def types() -> dict[str, dict[str, object]]:
 def kernel_sets() -> list[str]:
     """Instruction sets that this machine can run; the last one is in use."""
 
-def describe_site(site: int, text: str) -> None:
-    """Sets the text that errors show for a site id."""
+def describe_site(site: int, text: str, json: str) -> None:
+    """
+    Sets the text that errors show for a site id, and the same for programs.
+    """
 
 def set_timeout(seconds: float | None) -> None:
     """How long a rank may wait for the others; None waits for ever."""
+
+def set_compile_timeout(seconds: float | None) -> None:
+    """How long a rank may wait for one that compiles; None waits for ever."""
 
 def segment_bytes(num_seats: int, num_lanes: int, window_bytes: int) -> int:
     """How much memory a segment of these measures takes."""
@@ -78,7 +83,47 @@ def num_calls() -> int:
 def num_mpi_calls() -> int:
     """Calls that XLA's own collectives have begun so far, over all devices."""
 
-def records() -> list[tuple[int, int, int, int, int, tuple[int, ...]]]:
+def black_box() -> memoryview:
+    """What this process tells about itself; see csrc/host/black_box.h."""
+
+def black_box_file() -> int:
+    """The descriptor of that memory, or -1 where it has none."""
+
+def set_process(process: int, num_processes: int) -> None:
+    """Notes in the black box which process of the job this one is."""
+
+def observe(process: int, memory: int) -> bool:
     """
-    Recorded calls: (device, sequence, site, run, iteration, (arrived, opened, met, moved, resumed)), times in ns of the monotonic clock, 0 where not reached.
+    Maps the black box of another process of the segment that was joined, behind a descriptor; returns whether it is one.
     """
+
+def question() -> int:
+    """How often somebody has asked what this process does."""
+
+def tell(phase: int, stack: str, question: int) -> None:
+    """Notes what the main thread does now, and answers that question so."""
+
+def pause(seconds: float) -> None:
+    """
+    Has the others wait for this process for so long from now; 0: as usual.
+    """
+
+def set_dump_folder(path: str) -> None:
+    """The folder that errors name, where dumps are; '' for none."""
+
+def dumps_asked() -> int:
+    """How often somebody wanted a dump of this process."""
+
+def dump_on_signal() -> None:
+    """
+    Counts SIGUSR2 among those, unless the program does something else then.
+    """
+
+def end_with(code: int) -> None:
+    """Has this process end with this exit code."""
+
+def num_failures() -> int:
+    """Runs of programs that failed so far in native calls."""
+
+def last_failure() -> str:
+    """Why the last of them failed, or ''."""

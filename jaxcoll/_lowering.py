@@ -317,7 +317,7 @@ def _describe(
     """Notes what stands at a site, for errors and for the black box."""
     axes = ", ".join(f'"{axis}"' for axis in request.axes)
     source = _compat.source_line(ctx)
-    details = {
+    details: dict[str, Any] = {
         "op": request.op if request.reduction is None else f"{request.op} {request.reduction}",
         "axes": request.axes,
         "operands": types,

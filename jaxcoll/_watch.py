@@ -39,13 +39,13 @@ def watch(fn: Callable[..., Any] | None = None) -> Any:
     """Has hangs reported and errors of collectives raised as `CollectiveError`.
 
     Around a block, or around a step function. Errors of the native path come from its own
-    deadlines. For all else (jax.lax, several hosts, GPUs) a thread looks at what is watched: a block
-    that does not end, or a step whose results are not there, 3 s after `config.timeout_s` is
-    reported once, at level ERROR of the logger `jaxcoll`: the collectives of the program (as `explain` lists
-    them), what this process does in Python, and in a job of several processes which of them have
-    begun fewer steps, and what these do. Then a dump is written. A report ends nothing: XLA can't
-    be interrupted. Time in which JAX compiles does not count, up to `config.compile_timeout_s`, nor
-    does that of `allow_pause`.
+    deadlines. For all else (jax.lax, several hosts, GPUs) a thread looks at what is watched: a
+    block that does not end, or a step whose results are not there, 3 s after `config.timeout_s` is
+    reported once, at level ERROR of the logger `jaxcoll`: the collectives of the program (as
+    `explain` lists them), what this process does in Python, and in a job of several processes which
+    of them have begun fewer steps, and what these do. Then a dump is written. A report ends
+    nothing: XLA can't be interrupted. Time in which JAX compiles does not count, nor does that of
+    `allow_pause`.
 
     Args:
         fn: a step function, jitted or not. Without one this is a context manager.

@@ -105,7 +105,7 @@ class BlackBox:
     def stack(self) -> tuple[str, int]:
         """Returns its last Python stack, and when that was taken; 0: never."""
         header = self._header()
-        begin = header.stack_at
+        begin, text, at_ns = header.stack_at, "", 0
         for _ in range(100):
             version, at_ns = struct.unpack_from("<Qq", self._memory, begin)
             text = _text(self._memory, begin + 16, header.stack_bytes - 16)

@@ -81,6 +81,7 @@ class Dumps:
 
     @property
     def num_processes(self) -> int:
+        """Those of the job, whether or not they left dumps."""
         return max(dump["num_processes"] for dump in self.by_process.values())
 
     def site(self, site: int) -> dict[str, Any]:
@@ -98,9 +99,9 @@ class Dumps:
     def place_of(self, call: Call, rank: int) -> Place | None:
         """Returns where a rank of the group of a call is, if anything tells."""
         for other in self.calls:
-            if other.group == call.group and other.rank == rank:
-                if other.execution > 0 or other.place.process == call.place.process:
-                    return other.place
+            is_it = other.group == call.group and other.rank == rank
+            if is_it and (other.execution > 0 or other.place.process == call.place.process):
+                return other.place
         site = self.site(call.site)
         ranks, devices, processes = (
             site.get(name, ()) for name in ("ranks", "devices", "processes")

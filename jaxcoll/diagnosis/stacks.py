@@ -37,8 +37,10 @@ class _Frame:
 
 
 class Stacks:
-    """Takes stacks. Not by `sys._current_frames`: while Python code walks the frames of another
-    thread, that thread may go on; faulthandler takes them in one go.
+    """Takes stacks.
+
+    Not by `sys._current_frames`: while Python code walks the frames of another thread, that thread
+    may go on; faulthandler takes them in one go.
     """
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ class Job:
         self.now = [100 * MS] * RANKS
         self.rows: list[list[tuple]] = [[] for _ in range(RANKS)]
         self.counts: dict[tuple[int, int], int] = {}
-        self.dumps = [
+        self.dumps: list[Any] = [
             {
                 "format": FORMAT,
                 "host": "here",

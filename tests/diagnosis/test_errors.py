@@ -12,21 +12,23 @@ import jaxcoll
 
 needs_engine = pytest.mark.skipif(native_missing() is not None, reason="errors of the engine")
 
-OF_PROCESSES = """\
-INTERNAL: jaxcoll.CollectiveError: all_reduce over "data", "model" of f32[8,2], i32[] and 3 more, \
-called at /a/train.py:31 (step): waited 5.0 s for rank 2, 3 (process 1, pid 42, running), rank 6 \
-(process 3, pid 44, stopped); arrived: rank 0, 1 (process 0), rank 4 (process 2); execution 17 of \
-this call (the limit is 5.0 s)
-  rank 2, 3: last call, ended 1.0 s ago: all_gather over "data" of f32[4], called at /a/train.py:30 \
-(step) (call 7 of device 0)
-  in Python for 5.1 s; Python stack, 0.0 s ago:
-    File "/a/train.py", line 12, in load
-  rank 6: no call yet
-  more: jaxcoll doctor "/tmp/dumps": while running replica 0 and partition 1"""
-MISMATCH = """\
-jaxcoll.CollectiveError: the processes called different collectives, or the same in another order: \
-process 0 waits in all_reduce over "x" of f32[8], called at a.py:1 (f); process 1 waits in ppermute \
-over "x" of f32[8], called at a.py:2 (f)"""
+OF_PROCESSES = (
+    'INTERNAL: jaxcoll.CollectiveError: all_reduce over "data", "model" of f32[8,2], i32[] and 3 '
+    "more, called at /a/train.py:31 (step): waited 5.0 s for rank 2, 3 (process 1, pid 42, "
+    "running), rank 6 (process 3, pid 44, stopped); arrived: rank 0, 1 (process 0), rank 4 "
+    "(process 2); execution 17 of this call (the limit is 5.0 s)\n"
+    '  rank 2, 3: last call, ended 1.0 s ago: all_gather over "data" of f32[4], called at '
+    "/a/train.py:30 (step) (call 7 of device 0)\n"
+    "  in Python for 5.1 s; Python stack, 0.0 s ago:\n"
+    '    File "/a/train.py", line 12, in load\n'
+    "  rank 6: no call yet\n"
+    '  more: jaxcoll doctor "/tmp/dumps": while running replica 0 and partition 1'
+)
+MISMATCH = (
+    "jaxcoll.CollectiveError: the processes called different collectives, or the same in another "
+    'order: process 0 waits in all_reduce over "x" of f32[8], called at a.py:1 (f); process 1 '
+    'waits in ppermute over "x" of f32[8], called at a.py:2 (f)'
+)
 
 
 def test_the_fields_of_a_job_of_several_processes():
@@ -94,9 +96,12 @@ def half_a_second():
 @needs_engine
 def test_an_error_of_one_process_says_what_the_missing_rank_does(half_a_second):
     step = jax.jit(mapped(late_rank, mesh(4)))
-    with jaxcoll.using(backend="native"), pytest.raises(jaxcoll.CollectiveError) as raised:
-        with jaxcoll.watch():
-            jax.block_until_ready(step(np.ones((4, 3), np.float32)))
+    with (
+        jaxcoll.using(backend="native"),
+        pytest.raises(jaxcoll.CollectiveError) as raised,
+        jaxcoll.watch(),
+    ):
+        jax.block_until_ready(step(np.ones((4, 3), np.float32)))
     info = jaxcoll.error_info(raised.value)
     assert info is not None
     assert (info.kind, info.op, info.axes, info.operands) == (
@@ -138,6 +143,6 @@ def test_a_watched_step_is_the_step():
 
 @pytest.mark.parametrize("seconds", [0, -1, "2", None, True])
 def test_a_pause_takes_seconds(seconds):
-    with pytest.raises(ValueError, match=r"allow_pause\(seconds\): expected a positive number"):
-        with jaxcoll.allow_pause(seconds):
-            raise AssertionError("it began")
+    wanted = r"allow_pause\(seconds\): expected a positive number"
+    with pytest.raises(ValueError, match=wanted), jaxcoll.allow_pause(seconds):
+        raise AssertionError("it began")

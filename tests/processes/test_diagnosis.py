@@ -138,6 +138,7 @@ def test_a_signal_asks_for_a_dump(tmp_path):
         text=True,
     )
     try:
+        assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGUSR2)
         file = tmp_path / "process_0.json"

@@ -40,6 +40,7 @@ def after(what, seconds=0.0):
         return f"came after {time.monotonic() - begin:.1f} s"
     except jaxcoll.CollectiveError as error:
         info = jaxcoll.error_info(error)
+        assert info is not None
         return f"{info.kind}: rank {info.missing[0].rank}, {info.text.splitlines()[2:3]}"
 
 

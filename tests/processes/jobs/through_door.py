@@ -122,7 +122,9 @@ def libraries() -> None:
     stacked = multihost_utils.host_local_array_to_global_array(x[:here] + RANK, mesh, P("x"))
     total = sum(float((x[:here] + p).sum()) for p in range(jax.process_count()))
     assert float(jax.jit(jnp.sum)(stacked)) == total
-    assert set(black_box.own().calls()["device"].tolist()) == set(range(here))  # ordinals
+    box = black_box.own()
+    assert box is not None
+    assert set(box.calls()["device"].tolist()) == set(range(here))  # ordinals
     half = jax.device_put(x.astype(jnp.bfloat16), NamedSharding(mesh, P("x")))
     sums, whole = jax.jit(
         lambda x: (x.sum(0), lax.with_sharding_constraint(2 * x, NamedSharding(mesh, P())))

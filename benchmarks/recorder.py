@@ -1,0 +1,45 @@
+"""What it costs a call to be recorded in the black box; the program is recorder.cc.
+
+python benchmarks/recorder.py
+"""
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+
+from environment import environment
+from shared import command, head, save
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "build" / "release" / "recorder_cost"
+RUNS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    folder = parser.parse_args().out
+    for step in (["cmake", "--preset", "release"], ["cmake", "--build", "--preset", "release"]):
+        subprocess.run(step, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    rows: dict[str, list[float]] = {}
+    for _ in range(RUNS):
+        said = subprocess.run([PROGRAM], check=True, capture_output=True, text=True).stdout
+        for row in map(json.loads, said.splitlines()):
+            rows.setdefault(row["entries"], []).append(row["ns"])
+    result = {"command": command(), "environment": environment(), "ns": rows}
+    lines = [
+        *head("What it costs to record a call", result),
+        f"A call of one device, of {RUNS} runs of the program the least and the most. *Warm*: one "
+        "call after the other. *Cold*: 64 MiB of other memory go through the caches between "
+        "every eight of them.",
+        "",
+        "| entries | ns |",
+        "|---|--:|",
+        *(f"| {name} | {min(ns):.0f} to {max(ns):.0f} |" for name, ns in rows.items()),
+    ]
+    save("recorder", result, "\n".join(lines) + "\n", folder)
+
+
+if __name__ == "__main__":
+    main()
