@@ -32,7 +32,7 @@ def test_the_command(tmp_path: pathlib.Path):
     file = tmp_path / "crossovers.json"
     command = [
         *(sys.executable, "-m", "jaxcoll", "bench", "all_reduce", "ppermute"),
-        *("--sizes", "8:4K", "--devices", "2", "--rounds", "3"),
+        *("--sizes", "512:4K", "--devices", "2", "--rounds", "3"),
     ]
     done = subprocess.run(
         command,
@@ -44,11 +44,9 @@ def test_the_command(tmp_path: pathlib.Path):
     )
     _, head, *rows = done.stdout.splitlines()
     assert head.split()[:4] == ["op", "bytes", "auto", "native"]
-    measured = [row.split() for row in rows if row.startswith(("all_reduce ", "ppermute "))][:10]
+    measured = [row.split() for row in rows if row.startswith(("all_reduce ", "ppermute "))][:4]
     assert [row[:3] for row in measured] == [
-        [op, size, "native"]
-        for op in ("all_reduce", "ppermute")
-        for size in ("8", "32", "128", "512", "2048")
+        [op, size, "native"] for op in ("all_reduce", "ppermute") for size in ("512", "2048")
     ]
     assert all(row[-1] == "0" for row in measured)
     assert rows[-1] == f"stored for auto: {file}"

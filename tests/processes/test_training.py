@@ -7,7 +7,11 @@ from processes.run_job import run_job
 
 @pytest.mark.skipif(native_missing() is not None, reason="the engine across processes is native")
 @pytest.mark.parametrize(
-    ("processes", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.long)]
+    ("processes", "devices"),
+    [
+        pytest.param(2, 2, marks=pytest.mark.full),
+        pytest.param(4, 1, marks=pytest.mark.long),
+    ],
 )
 def test_every_family(processes: int, devices: int):
     lines = run_job("families.py", processes=processes, devices=devices, limit_s=280)
