@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from jaxcoll.diagnosis.errors import ErrorInfo as ErrorInfo
     from jaxcoll.diagnosis.errors import MissingRank as MissingRank
     from jaxcoll.diagnosis.errors import error_info as error_info
+    from jaxcoll.diagnosis.trace import trace as trace
     from jaxcoll.mesh import DeviceMeshManager as DeviceMeshManager
     from jaxcoll.mesh import make_mesh as make_mesh
     from jaxcoll.nn.attention import TPAttention as TPAttention
@@ -161,6 +162,7 @@ _HOMES = {
     "simulate_cpu_devices": "jaxcoll._processes",
     "stacked_layers": "jaxcoll.nn.stacked",
     "sync_gradients": "jaxcoll.parallel.fsdp",
+    "trace": "jaxcoll.diagnosis.trace",
     "using": "jaxcoll._config",
     "vocab_parallel_cross_entropy": "jaxcoll.nn.cross_entropy",
     "watch": "jaxcoll._watch",

@@ -8,12 +8,15 @@ import types
 
 from jaxcoll import _initialize, _mpi_library
 from jaxcoll._job import PIPES
+from jaxcoll.diagnosis import trace
 
 
 def main() -> None:
     """Runs `script arguments...` or `-m module arguments...`, as Python itself would."""
     up = _adopt_pipes()
     _initialize.initialize()
+    if path := os.environ.pop(trace.VARIABLE, None):
+        trace.follow(path)
     # A process that this one starts is not this rank, whatever it inherits.
     os.environ.pop("JAXCOLL_COORDINATOR", None)
     if os.environ.pop(_initialize.ACCELERATE, None):

@@ -7,12 +7,14 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from jaxcoll import _compat, _mpi_library
 from jaxcoll._addresses import reserved, split_address
 from jaxcoll._initialize import ACCELERATE
 from jaxcoll._job import Job, Outcome, Rank, Signals
 from jaxcoll._processes import needed_environment
+from jaxcoll.diagnosis import trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Options:
     coordinator: str | None = None
     accelerate: bool = False
     bind: bool = True
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for what makes no sense."""
@@ -51,6 +54,8 @@ class Options:
                     "--max-restarts: expected 0 with several hosts, got "
                     f"{self.max_restarts}: a launcher can't restart another host's part."
                 )
+        if self.trace is not None and not os.path.isdir(os.path.dirname(self.trace) or "."):
+            raise ValueError(f"--trace: no such folder: {os.path.dirname(self.trace)!r}.")
         if not self.module and not os.path.exists(self.program[0]):
             raise ValueError(f"script: no such file: {self.program[0]!r}.")
 
@@ -98,9 +103,18 @@ def _once(
         out = stack.enter_context(open(sys.stdout.fileno(), "wb", 0, closefd=False))
         err = stack.enter_context(open(sys.stderr.fileno(), "wb", 0, closefd=False))
         try:
-            return Job(ranks, out, err).run(signals)
+            outcome = Job(ranks, out, err).run(signals)
         except OSError as error:
             return Outcome(1, f"a rank could not be started: {error}", False)
+        if options.trace is not None:
+            _finish_trace(options.trace, hosts * options.n)
+        return outcome
+
+
+def _finish_trace(path: str, count: int) -> None:
+    parts = trace.read_parts(Path(path).absolute(), count)
+    if parts:
+        trace.finish(parts, Path(path).absolute())
 
 
 def _environment(options: Options, restart: int, address: str) -> dict[str, str]:
@@ -117,6 +131,7 @@ def _environment(options: Options, restart: int, address: str) -> dict[str, str]
         **needed_environment(devices or 1, os.environ),
         **(chosen if devices else {}),
         **accelerate,
+        **({trace.VARIABLE: os.path.abspath(options.trace)} if options.trace else {}),
         "JAX_PLATFORMS": "cpu",
         "JAXCOLL_COORDINATOR": address,
         "JAXCOLL_JOB": secrets.token_hex(8),

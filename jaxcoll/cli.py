@@ -74,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument(
         "--no-bind", action="store_false", dest="bind", help="leave the ranks on all CPUs"
     )
+    run.add_argument(
+        "--trace", metavar="FILE", help="a timeline of all native collectives, for Perfetto"
+    )
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
     run.set_defaults(run=_run)

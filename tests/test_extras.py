@@ -12,7 +12,7 @@ import jaxcoll.nnx
 
 WITHOUT_FLAX = {
     *("CollectiveError", "DeviceMeshManager", "DevicePlacement", "Info", "NativeUnavailableError"),
-    *("ErrorInfo", "MissingRank", "allow_pause", "dump", "error_info", "watch"),
+    *("ErrorInfo", "MissingRank", "allow_pause", "dump", "error_info", "trace", "watch"),
     *("Report", "accelerate_lax", "all_gather", "all_gather_matmul", "all_reduce", "all_to_all"),
     *("broadcast", "config", "explain", "info", "initialize", "make_mesh", "models", "nnx"),
     *("MixedPrecisionPolicy", "PipelineSchedule", "describe", "draw", "optax", "partition_layers"),

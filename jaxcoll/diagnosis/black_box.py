@@ -128,8 +128,11 @@ class BlackBox:
                 found.setdefault(site, []).append({"text": text, **known})
         return found
 
-    def calls(self) -> np.ndarray:
-        """Returns the latest calls of each device, of dtype `CALL`, by device and sequence."""
+    def calls(self, after: Mapping[int, int] | None = None) -> np.ndarray:
+        """Returns the latest calls of each device, of dtype `CALL`, by device and sequence.
+
+        `after`: by device, the sequence of the last call that is not wanted.
+        """
         header = self._header()
         parts = [np.empty(0, CALL)]
         for i in range(header.num_rings):
@@ -139,6 +142,8 @@ class BlackBox:
             entries = np.frombuffer(self._memory, _ENTRY, header.capacity, first)
             copy = entries.copy()
             whole = (copy["sequence"] != 0) & (copy["sequence"] == entries["sequence"])
+            if after is not None:
+                whole &= copy["sequence"] > after.get(device, 0)
             kept = np.sort(copy[whole], order="sequence")
             calls = np.empty(len(kept), CALL)
             calls["device"] = device

@@ -2,13 +2,11 @@
 
 import collections
 import dataclasses
-import json
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from jaxcoll.diagnosis.dumps import FORMAT
+from jaxcoll.diagnosis.records import Call, Dumps, Place, read
 
 # Exit status by finding, the most serious first.
 GONE, MISMATCH, BEHIND, SLOW = 3, 4, 5, 6
@@ -24,42 +22,6 @@ _MOST_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """A device of the job."""
-
-    process: int
-    device: int  # of the process
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A call of one device, as its dump has it; times in ns of the time of day."""
-
-    place: Place
-    sequence: int
-    site: int
-    group: int
-    rank: int
-    execution: int
-    arrived: int
-    met: int
-    moved: int
-    resumed: int
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The same for all calls that meet."""
-        if self.execution > 0:
-            return (self.group, self.site, self.execution)
-        return (self.group, self.site, self.execution, self.place.process)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it waits, or waited until it failed."""
-        return not self.moved and self.execution != 0
-
-
-@dataclasses.dataclass(frozen=True)
 class Finding:
     """Something that explains what is wrong.
 
@@ -70,103 +32,6 @@ class Finding:
 
     status: int
     text: str
-
-
-@dataclasses.dataclass
-class Dumps:
-    """The dumps of a job."""
-
-    by_process: dict[int, dict[str, Any]]
-    calls: list[Call]
-
-    @property
-    def num_processes(self) -> int:
-        """Those of the job, whether or not they left dumps."""
-        return max(dump["num_processes"] for dump in self.by_process.values())
-
-    def site(self, site: int) -> dict[str, Any]:
-        """Returns what some process says of a site."""
-        for dump in self.by_process.values():
-            for known in dump["sites"].get(str(site), ()):
-                return known
-        return {"text": "an unknown call"}
-
-    def ranks_of(self, call: Call) -> int:
-        """Returns how many ranks the group of a call has."""
-        known = [c.rank for c in self.calls if c.group == call.group]
-        return max(self.site(call.site).get("ranks", 0), *(rank + 1 for rank in known))
-
-    def place_of(self, call: Call, rank: int) -> Place | None:
-        """Returns where a rank of the group of a call is, if anything tells."""
-        for other in self.calls:
-            is_it = other.group == call.group and other.rank == rank
-            if is_it and (other.execution > 0 or other.place.process == call.place.process):
-                return other.place
-        site = self.site(call.site)
-        ranks, devices, processes = (
-            site.get(name, ()) for name in ("ranks", "devices", "processes")
-        )
-        for i in range(0, len(devices), ranks or 1):
-            if _hash(devices[i : i + ranks]) == call.group:
-                process = processes[i + rank] if processes else call.place.process
-                return Place(process, _ordinal(devices[i + rank], devices, processes, process))
-        return None
-
-
-def read(paths: Sequence[str | Path]) -> Dumps:
-    """Reads dumps: files, or folders with some.
-
-    Raises:
-        ValueError: there are none, or a file is none.
-    """
-    files = [
-        file
-        for path in map(Path, paths)
-        for file in (sorted(path.glob("process_*.json")) if path.is_dir() else [path])
-    ]
-    if not files:
-        raise ValueError(f"doctor: no dumps (process_*.json) in {_joined(paths)}.")
-    dumps = {}
-    for file in files:
-        try:
-            dump = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"doctor: {file} can't be read: {error}") from error
-        if not isinstance(dump, dict) or dump.get("format") != FORMAT:
-            raise ValueError(f'doctor: {file}: expected a "{FORMAT}".')
-        dumps[dump["process"]] = dump
-    return Dumps(dumps, [call for dump in dumps.values() for call in _calls(dump)])
-
-
-def _calls(dump: Mapping[str, Any]) -> Iterator[Call]:
-    offset = dump["clock"]["wall_ns"] - dump["clock"]["now_ns"]
-    columns = dump["calls"]["columns"]
-    for row in dump["calls"]["rows"]:
-        known = dict(zip(columns, row, strict=True))
-        times = {
-            name: known[name] + offset if known[name] else 0
-            for name in ("arrived", "met", "moved", "resumed")
-        }
-        names = ("sequence", "site", "group", "rank", "execution")
-        place = Place(dump["process"], known["device"])
-        yield Call(place, **{name: known[name] for name in names}, **times)
-
-
-def _hash(devices: Iterable[int]) -> int:
-    """As csrc/host/call_site.cc, GroupId: FNV-1a."""
-    value = 0xCBF29CE484222325
-    for device in devices:
-        for byte in device.to_bytes(8, "little", signed=True):
-            value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1
-    return value
-
-
-def _ordinal(device: int, devices: Sequence[int], processes: Sequence[int], process: int) -> int:
-    """Returns the number of a device in its process."""
-    if not processes:
-        return device
-    own = {d for d, p in zip(devices, processes, strict=True) if p == process}
-    return device - min(own)
 
 
 def diagnose(dumps: Dumps) -> list[Finding]:

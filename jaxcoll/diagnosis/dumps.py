@@ -5,6 +5,7 @@ device, `sites` what stands where they were made, times are nanoseconds of the p
 which `clock` relates to the time of day.
 """
 
+import contextlib
 import functools as ft
 import getpass
 import json
@@ -144,6 +145,7 @@ def contents(box: BlackBox) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "host": socket.gethostname(),
+        "boot": _boot(),
         "clock": {"now_ns": time.monotonic_ns(), "wall_ns": time.time_ns()},
         **box.about(),
         "stack": stack,
@@ -156,6 +158,13 @@ def contents(box: BlackBox) -> dict[str, Any]:
 
 def _file(where: Path, process: int) -> Path:
     return where / f"process_{process}.json"
+
+
+def _boot() -> str | None:
+    """Identifies the boot of the machine, with which its clock began; None where that fails."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return None
 
 
 def _write(where: Path, dumped: Mapping[str, Any]) -> Path:

@@ -75,7 +75,7 @@ class _Watcher(threading.Thread):
 
     def end(self) -> None:
         """Ends the watch; has the process end as a failed one where work nobody awaited failed."""
-        if error := _unawaited_failure():
+        if error := await_steps():
             logger.error("jaxcoll: work that was not awaited has failed: %s", error)
             self._core.end_with(1)
         self._stops.set()
@@ -83,8 +83,8 @@ class _Watcher(threading.Thread):
         self._dump_what_is_due()
 
 
-def _unawaited_failure() -> str | None:
-    """Waits for what was started; returns why some of it that is still held failed."""
+def await_steps() -> str | None:
+    """Waits for what was started and is still held; returns why it failed, if nobody knows yet."""
     for array in jax.live_arrays():
         try:
             array.block_until_ready()

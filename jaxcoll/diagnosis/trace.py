@@ -1,0 +1,180 @@
+"""`trace`: a timeline of the collectives of all ranks while a block runs."""
+
+import atexit
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxcoll import _compat
+from jaxcoll._config import logger
+from jaxcoll.diagnosis import black_box, dumps, timeline, watcher
+from jaxcoll.diagnosis.black_box import CALL, BlackBox
+from jaxcoll.diagnosis.records import dumps_of
+
+# Tells a process of `jaxcoll run` the path of the timeline.
+VARIABLE = "JAXCOLL_TRACE"
+
+# Faster than a device makes the 4,096 calls that its black box keeps.
+_PERIOD_S = 0.005
+# How long the first process waits for what the others have seen.
+_PARTS_S = 30.0
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Writes a timeline of all native collectives inside the block, for Perfetto.
+
+    All processes of a job call it alike, with the same path in a folder that they share; process 0
+    writes the file when all have left the block. `jaxcoll run --trace PATH` does so for a whole
+    script. One track for each device: a slice for each call, with waiting (for the ranks that had
+    not come) told from moving, its operands and source line, and arrows from the rank that came
+    last. Beside it a picture, `.png`, where matplotlib is installed; and a table is printed: what a
+    step of each device is made of, and who the others wait for. On one host all clocks are one;
+    over several hosts they are those of the day, and as far apart as these.
+
+    Cost: a thread looks every 5 ms for new calls, and keeps about 100 bytes of each.
+
+    Args:
+        path: the file, usually `.json`; https://ui.perfetto.dev and chrome://tracing open it.
+
+    Raises:
+        RuntimeError: there is no native extension: nothing to record.
+        OSError: the file can't be written.
+
+    Example:
+        >>> with jaxcoll.trace("timeline.json"):
+        ...     for batch in batches:
+        ...         state, metrics = train_step(state, batch)
+        ...     jax.block_until_ready(state)
+    """
+    box = black_box.own()
+    if box is None:
+        raise RuntimeError("trace(path): there are no records: no native extension.")
+    watcher.start()
+    path = Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    collector = Collector(box)
+    collector.start()
+    try:
+        yield
+    finally:
+        part = collector.end()
+        process, count = _compat.process_id_and_count()
+        if count == 1:
+            finish({0: part}, path)
+        else:
+            write_part(path, process, part)
+            if process == 0:
+                finish(read_parts(path, count, _PARTS_S), path)
+
+
+def follow(path: str) -> None:
+    """Collects until this process ends, and leaves what it has seen for `jaxcoll run`."""
+    box = black_box.own()
+    if box is None:
+        logger.warning("jaxcoll: --trace: no native extension: there is nothing to record")
+        return
+    collector = Collector(box)
+    collector.start()
+
+    def leave() -> None:
+        watcher.await_steps()
+        process, _ = _compat.process_id_and_count()
+        write_part(Path(path), process, collector.end())
+
+    atexit.register(leave)
+
+
+class Collector(threading.Thread):
+    """Keeps the calls of this process from now on."""
+
+    def __init__(self, box: BlackBox) -> None:
+        super().__init__(name="jaxcoll-trace", daemon=True)
+        self._box = box
+        self._stops = threading.Event()
+        # By device, up to where all calls have ended.
+        self._done = {int(call["device"]): int(call["sequence"]) for call in box.calls()}
+        self._ended: list[np.ndarray] = []
+        self._lost = 0
+
+    def run(self) -> None:
+        while not self._stops.wait(_PERIOD_S):
+            self._collect()
+
+    def _collect(self) -> None:
+        calls = self._box.calls(self._done)
+        for device in np.unique(calls["device"]):
+            own = calls[calls["device"] == device]
+            done = self._done.get(int(device), 0)
+            self._lost += int(own["sequence"][0]) - done - 1
+            # Up to the first call that has not ended; the others are looked at again.
+            open_ones = np.flatnonzero(own["resumed"] == 0)
+            ended = own[: open_ones[0]] if len(open_ones) else own
+            if len(ended):
+                self._ended.append(ended)
+                self._done[int(device)] = int(ended["sequence"][-1])
+            elif len(own):
+                self._done[int(device)] = int(own["sequence"][0]) - 1
+
+    def end(self) -> dict[str, Any]:
+        """Ends the collection; returns it as a dump has it."""
+        self._stops.set()
+        self.join()
+        self._collect()
+        rest = self._box.calls(self._done)
+        calls = np.concatenate([np.empty(0, CALL), *self._ended, rest])
+        if self._lost:
+            logger.warning("jaxcoll: trace: %d calls came too fast to be seen", self._lost)
+        part = dumps.contents(self._box)
+        part["calls"] = {"columns": list(CALL.names or ()), "rows": calls.tolist()}
+        return {**part, "sites": {str(s): t for s, t in self._box.sites().items()}, "state": "ended"}
+
+
+def write_part(path: Path, process: int, part: Mapping[str, Any]) -> None:
+    """Writes what a process has seen where the first one looks for it."""
+    file = _part(path, process)
+    hidden = file.with_name(f".{file.name}")
+    hidden.write_text(json.dumps(part))
+    hidden.replace(file)
+
+
+def _part(path: Path, process: int) -> Path:
+    return path.with_name(f"{path.name}.process_{process}")
+
+
+def read_parts(path: Path, count: int, limit_s: float = 0.0) -> dict[int, dict[str, Any]]:
+    """Returns what all processes have seen, and removes the files; waits for those that lack."""
+    until = time.monotonic() + limit_s
+    files = {process: _part(path, process) for process in range(count)}
+    while time.monotonic() < until and not all(file.exists() for file in files.values()):
+        time.sleep(0.02)
+    parts = {}
+    for process, file in files.items():
+        try:
+            parts[process] = json.loads(file.read_text())
+            file.unlink()
+        except FileNotFoundError:
+            logger.warning("jaxcoll: trace: process %d has left nothing", process)
+    return parts
+
+
+def finish(parts: dict[int, dict[str, Any]], path: Path) -> None:
+    """Writes the timeline and its picture, and prints the table."""
+    read = dumps_of(parts)
+    timeline.write(read, path)
+    found = timeline.rows(read)
+    print(timeline.table(found), flush=True)
+    said = f"timeline: {path}"
+    try:
+        timeline.draw(found, path.with_suffix(".png"))
+        said += f", picture: {path.with_suffix('.png')}"
+    except ModuleNotFoundError:
+        said += " (no picture: matplotlib is not installed)"
+    print(said, flush=True)
