@@ -91,6 +91,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor.add_argument("dumps", nargs="+", metavar="DUMP", help="folders, or files of processes")
     doctor.set_defaults(run=_doctor)
 
+    top = commands.add_parser(
+        "top",
+        help="what the devices of a running job do",
+        description="A live table: of each device the call that it is in and for how long, calls "
+        "and bytes per second, and the share of the time that it is in calls.",
+    )
+    top.add_argument("target", metavar="PID|JOB", help="a process, `jaxcoll run`, or JAXCOLL_JOB")
+    top.add_argument("--seconds", type=float, default=1.0, help="between looks (%(default)s)")
+    top.add_argument("--times", type=int, help="print so many tables, and end")
+    top.set_defaults(run=_top)
+
     chosen = parser.parse_args(arguments)
     try:
         return chosen.run(chosen)
@@ -114,6 +125,18 @@ def _doctor(chosen: argparse.Namespace) -> int:
     text, status = doctor.report(chosen.dumps)
     print(text)
     return status
+
+
+def _top(chosen: argparse.Namespace) -> int:
+    from jaxcoll.diagnosis import top
+
+    if not chosen.seconds > 0:
+        raise ValueError(f"--seconds: expected a positive number, got {chosen.seconds}.")
+    try:
+        top.follow(chosen.target, chosen.seconds, chosen.times)
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def _run(chosen: argparse.Namespace) -> int:

@@ -59,10 +59,10 @@ class Dumps:
         return max(dump["num_processes"] for dump in self.by_process.values())
 
     def site(self, site: int) -> dict[str, Any]:
-        """Returns what some process says of a site."""
+        """Returns what some process says of a site; of alike calls, of the one described last."""
         for dump in self.by_process.values():
-            for known in dump["sites"].get(str(site), ()):
-                return known
+            if known := dump["sites"].get(str(site)):
+                return known[-1]
         return {"text": "an unknown call"}
 
     def ranks_of(self, call: Call) -> int:

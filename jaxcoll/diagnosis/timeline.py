@@ -90,7 +90,9 @@ def events(dumps: Dumps) -> Iterator[dict[str, Any]]:
             end = call.resumed or max(c.resumed or c.arrived for c in calls)
             meeting = min(max(last.arrived, call.arrived), end) if call.moved else end
             details = {
-                **{key: site[key] for key in ("operands", "bytes", "axes", "source") if key in site},
+                **{
+                    key: site[key] for key in ("operands", "bytes", "axes", "source") if key in site
+                },
                 "rank": call.rank,
                 "last to come": f"rank {last.rank}",
             }

@@ -22,7 +22,7 @@ from jaxcoll.diagnosis.records import dumps_of
 VARIABLE = "JAXCOLL_TRACE"
 
 # Faster than a device makes the 4,096 calls that its black box keeps.
-_PERIOD_S = 0.005
+_PERIOD_S = 0.002
 # How long the first process waits for what the others have seen.
 _PARTS_S = 30.0
 
@@ -39,7 +39,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     step of each device is made of, and who the others wait for. On one host all clocks are one;
     over several hosts they are those of the day, and as far apart as these.
 
-    Cost: a thread looks every 5 ms for new calls, and keeps about 100 bytes of each.
+    Cost: a thread looks every 2 ms for new calls, and keeps about 100 bytes of each.
 
     Args:
         path: the file, usually `.json`; https://ui.perfetto.dev and chrome://tracing open it.
@@ -101,10 +101,11 @@ class Collector(threading.Thread):
         self._stops = threading.Event()
         # By device, up to where all calls have ended.
         self._done = {int(call["device"]): int(call["sequence"]) for call in box.calls()}
-        self._ended: list[np.ndarray] = []
+        self._kept: list[np.ndarray] = []
         self._lost = 0
 
     def run(self) -> None:
+        """Looks for new calls until the end."""
         while not self._stops.wait(_PERIOD_S):
             self._collect()
 
@@ -112,16 +113,17 @@ class Collector(threading.Thread):
         calls = self._box.calls(self._done)
         for device in np.unique(calls["device"]):
             own = calls[calls["device"] == device]
-            done = self._done.get(int(device), 0)
-            self._lost += int(own["sequence"][0]) - done - 1
             # Up to the first call that has not ended; the others are looked at again.
             open_ones = np.flatnonzero(own["resumed"] == 0)
-            ended = own[: open_ones[0]] if len(open_ones) else own
-            if len(ended):
-                self._ended.append(ended)
-                self._done[int(device)] = int(ended["sequence"][-1])
-            elif len(own):
-                self._done[int(device)] = int(own["sequence"][0]) - 1
+            self._keep(own[: open_ones[0]] if len(open_ones) else own)
+
+    def _keep(self, calls: np.ndarray) -> None:
+        """Keeps calls of one device, and counts those that were overwritten before them."""
+        if len(calls):
+            device, last = int(calls["device"][0]), int(calls["sequence"][-1])
+            self._lost += last - self._done.get(device, 0) - len(calls)
+            self._done[device] = last
+            self._kept.append(calls)
 
     def end(self) -> dict[str, Any]:
         """Ends the collection; returns it as a dump has it."""
@@ -129,12 +131,18 @@ class Collector(threading.Thread):
         self.join()
         self._collect()
         rest = self._box.calls(self._done)
-        calls = np.concatenate([np.empty(0, CALL), *self._ended, rest])
+        for device in np.unique(rest["device"]):
+            self._keep(rest[rest["device"] == device])
+        calls = np.concatenate([np.empty(0, CALL), *self._kept])
         if self._lost:
             logger.warning("jaxcoll: trace: %d calls came too fast to be seen", self._lost)
         part = dumps.contents(self._box)
         part["calls"] = {"columns": list(CALL.names or ()), "rows": calls.tolist()}
-        return {**part, "sites": {str(s): t for s, t in self._box.sites().items()}, "state": "ended"}
+        return {
+            **part,
+            "sites": {str(s): t for s, t in self._box.sites().items()},
+            "state": "ended",
+        }
 
 
 def write_part(path: Path, process: int, part: Mapping[str, Any]) -> None:

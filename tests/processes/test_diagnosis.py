@@ -173,3 +173,39 @@ def test_another_process_reads_a_black_box():
         check=True,
     )
     assert done.stdout == f"{os.getpid()}\n"
+
+
+def test_a_timeline_of_a_job(tmp_path):
+    """Its straggler is where it says, on the clock of all processes."""
+    file = tmp_path / "timeline.json"
+    launcher = ["-m", "jaxcoll", "run", "-n", "2", "--trace", str(file)]
+    done = subprocess.run(
+        [sys.executable, *launcher, EXAMPLE, *("--fault", "slow", "--rank", "1")],
+        env=job_environment() | {"JAXCOLL_DUMP_DIR": str(tmp_path / "dumps")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=START_S,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"timeline: {file}" in done.stdout
+    events = json.loads(file.read_text())["traceEvents"]
+    calls = [e for e in events if e.get("cat") == "call"]
+    assert len(calls) == 2 * 2 * 30
+    waits = [e for e in events if e.get("cat") == "waiting" and e["dur"] > 40e3]
+    assert {wait["pid"] for wait in waits} == {0}
+    assert 18 <= len(waits) <= 22  # the start, too
+    assert all(wait["dur"] < 1e6 for wait in waits[1:])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("dumps", "timeline.json", "timeline.png")
+    ]
+
+
+@full
+def test_a_step_on_lax_that_a_process_does_not_begin():
+    lines = run_job("watched.py", processes=2, JAXCOLL_BACKEND="lax")
+    (report,) = [line for line in lines[0] if line.startswith("reported: ")]
+    assert re.search(r"step 4 of step has not ended within \d\.\d s", report)
+    assert "process 1 has begun 3 calls of step, this one 4; it is in Python" in report
+    assert "watched.py" in report

@@ -1,0 +1,157 @@
+"""The timeline, against times that the tests take themselves, and by hand."""
+
+import collections
+import json
+import re
+import time
+
+import jax
+import numpy as np
+import pytest
+from checks import mapped, mesh, native_missing
+
+import jaxcoll
+from jaxcoll.diagnosis import timeline
+from jaxcoll.diagnosis.records import Call, Dumps, Place
+
+needs_engine = pytest.mark.skipif(native_missing() is not None, reason="there is nothing to record")
+LATE_S = 0.06
+RANKS, STEPS = 4, 3
+
+
+def step(x):
+    """Rank 2 comes late."""
+
+    def sleep(rank):
+        time.sleep(LATE_S if rank == 2 else 0)
+        return np.float32(0)
+
+    shape = jax.ShapeDtypeStruct((), np.float32)
+    late = jax.pure_callback(sleep, shape, jax.lax.axis_index("x"))
+    return jaxcoll.all_gather(jaxcoll.all_reduce(x + late, "x"), "x")
+
+
+@needs_engine
+def test_a_block_of_this_process(tmp_path, capsys):
+    x = np.ones((RANKS, 3), np.float32)
+    with jaxcoll.using(backend="native"):
+        compiled = jax.jit(mapped(step, mesh(RANKS))).lower(x).compile()
+        jax.block_until_ready(compiled(x))
+        with jaxcoll.trace(tmp_path / "t.json"):
+            begin = time.monotonic()
+            for _ in range(STEPS):
+                jax.block_until_ready(compiled(x))
+            took_us = 1e6 * (time.monotonic() - begin)
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    calls = [e for e in events if e.get("cat") == "call"]
+    assert collections.Counter(call["name"] for call in calls) == {
+        "all_reduce sum": RANKS * STEPS,
+        "all_gather": RANKS * STEPS,
+    }
+    reduces = [call for call in calls if call["name"] == "all_reduce sum"]
+    assert {call["args"]["last to come"] for call in reduces} == {"rank 2"}
+    assert {call["args"]["operands"] for call in reduces} == {"f32[3]"}
+    assert all("test_trace.py" in call["args"]["source"] for call in calls)
+    assert min(call["ts"] for call in calls) == 0
+    assert max(call["ts"] + call["dur"] for call in calls) <= took_us
+    # Those that came in time waited as long as the late one slept, to the scheduler's mercy.
+    waits = [e for e in events if e.get("cat") == "waiting" and e["dur"] > 0.8e6 * LATE_S]
+    assert len(waits) == (RANKS - 1) * STEPS
+    assert {wait["tid"] for wait in waits} == {0, 100, 300}
+    slept_us = sum(call["dur"] for call in waits)
+    assert slept_us <= (RANKS - 1) * took_us
+    for begin in (e for e in events if e["ph"] == "s"):
+        (end,) = [e for e in events if e["ph"] == "f" and e["id"] == begin["id"]]
+        assert end["ts"] >= begin["ts"] - 1e-6
+    arrows = [e for e in events if e["ph"] == "s" and e["tid"] == 200]
+    assert len(arrows) >= (RANKS - 1) * STEPS
+    said = capsys.readouterr().out
+    assert "timeline: " in said
+    device, number = said.splitlines()[3].split()[1:3]
+    assert (device, number) == ("2", str(STEPS))
+    assert (tmp_path / "t.png").stat().st_size > 1000
+
+
+@needs_engine
+def test_more_calls_than_a_black_box_keeps(tmp_path, caplog):
+    """All of them are there, or it says how many came too fast."""
+
+    def many(x):
+        return jax.lax.fori_loop(
+            0,
+            3000,
+            lambda _, c: jax.lax.pcast(jaxcoll.all_reduce(c, "x", op="max"), "x", to="varying"),
+            x,
+        )
+
+    x = np.ones((2, 1), np.float32)
+    with jaxcoll.using(backend="native"):
+        compiled = jax.jit(mapped(many, mesh(2))).lower(x).compile()
+        with jaxcoll.trace(tmp_path / "t.json"):
+            for _ in range(3):
+                jax.block_until_ready(compiled(x))
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    lost = sum(int(n) for n in re.findall(r"(\d+) calls came too fast", caplog.text))
+    assert sum(e.get("cat") == "call" for e in events) + lost == 2 * 3 * 3000
+
+
+def dumps_of(*calls: Call) -> Dumps:
+    site = {"text": "all_reduce", "op": "all_reduce", "ranks": 2}
+    fused = {"text": "all_gather_matmul", "op": "all_gather_matmul", "ranks": 2}
+    sites = {"1": [site], "2": [fused]}
+    dump = {"host": "here", "pid": 1, "num_processes": 2, "sites": sites}
+    return Dumps({0: dump, 1: dump}, list(calls))
+
+
+def call(process, arrived, met, resumed, *, site=1, run=1, execution=1) -> Call:
+    times = [1_000_000 * t for t in (arrived, met, resumed, resumed)]
+    return Call(Place(process, 0), 1, site, 9, process, execution, run, *times)
+
+
+def test_rows_by_hand():
+    """Two steps of 100 ms; process 1 comes 30 ms late to the first call of each."""
+    calls = []
+    for step, begin in ((1, 1000), (2, 1100)):
+        calls += [
+            call(0, begin, begin, begin + 40, run=step, execution=2 * step),
+            call(1, begin + 30, begin + 30, begin + 40, run=step, execution=2 * step),
+            call(0, begin + 60, begin + 60, begin + 70, run=step, execution=2 * step + 1),
+            call(1, begin + 50, begin + 50, begin + 70, run=step, execution=2 * step + 1),
+        ]
+    first, second = timeline.rows(dumps_of(*calls))
+    assert (first.steps, first.calls, first.step_ms) == (2, 4, 100)
+    assert (first.waiting_ms, first.moving_ms) == (30, 20)
+    assert (second.waiting_ms, second.moving_ms) == (10, 20)
+    assert first.exposed == pytest.approx(2 * 50 / 170)
+    assert second.exposed == pytest.approx(2 * 30 / 140)
+    assert (first.last, second.last) == (0.5, 0.5)
+    assert (first.late_ms, second.late_ms) == (20, 60)
+    assert first.overlap == 0
+
+
+def test_what_overlaps_counts_once_and_has_tracks_of_its_own():
+    calls = [
+        call(0, 1000, 1000, 1040),
+        call(0, 1010, 1010, 1050, execution=2),
+        call(0, 1045, 1045, 1060, execution=3),
+    ]
+    dumps = dumps_of(*calls)
+    (row,) = timeline.rows(dumps)
+    assert row.exposed == 1
+    assert row.overlap == pytest.approx(1 - 60 / 95)
+    slices = [e for e in timeline.events(dumps) if e.get("cat") == "call"]
+    assert [e["tid"] for e in slices] == [0, 1, 0]
+
+
+def test_a_collective_matmul_is_exposed_only_while_it_waits():
+    calls = [call(0, 1000, 1020, 1100, site=2), call(1, 1020, 1020, 1100, site=2)]
+    first, second = timeline.rows(dumps_of(*calls))
+    assert first.exposed == pytest.approx(0.2)
+    assert second.exposed == 0
+
+
+def test_a_call_that_never_ended_is_drawn_as_waiting():
+    open_call = Call(Place(0, 0), 1, 1, 9, 0, 5, 1, 10**9, 0, 0, 0)
+    slices = [e for e in timeline.events(dumps_of(open_call)) if e["ph"] == "X"]
+    assert [e["name"] for e in slices][:1] == ["all_reduce"]
+    assert not any(e["name"] == "moving" for e in slices)
