@@ -70,6 +70,7 @@ class Recording:
 class _Active(threading.local):
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
+        self.is_silent = False
 
 
 _active = _Active()
@@ -77,8 +78,16 @@ _active = _Active()
 
 def note(decision: Decision) -> None:
     """Notes which path a collective took."""
+    if _active.is_silent:
+        return
     for recording in _active.recordings:
         recording.decisions.append(decision)
+    axes = ", ".join(f'"{axis}"' for axis in decision.axes) or "no axis"
+    why = f": {decision.reason}" if decision.reason else ""
+    logger.info(
+        "jaxcoll: %s over %s, called at %s: %s%s",
+        *(decision.op, axes, decision.source, decision.path, why),
+    )
 
 
 def warn(text: str) -> None:
@@ -110,8 +119,8 @@ def recording() -> Iterator[Recording]:
 @contextmanager
 def silence() -> Iterator[None]:
     """Notes no decisions inside."""
-    recordings, _active.recordings = _active.recordings, []
+    before, _active.is_silent = _active.is_silent, True
     try:
         yield
     finally:
-        _active.recordings = recordings
+        _active.is_silent = before

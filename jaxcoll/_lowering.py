@@ -154,24 +154,21 @@ def note(
 ) -> None:
     """Notes a decision; `site` is None but for one native call."""
     path = path or ("lax" if site is None else "native")
-    if path == "lax" and request.backend == "auto":
-        logger.debug("jaxcoll: %s runs on jax.lax: %s", request.op, reason)
-    _decisions.note(
-        _decisions.Decision(
-            op=request.op,
-            reduction=request.reduction,
-            axes=tuple(request.axes),
-            shapes=tuple(tuple(aval.shape) for aval in ctx.avals_in),
-            dtypes=tuple(str(aval.dtype) for aval in ctx.avals_in),
-            bytes=sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in),
-            group_size=None if groups is None else max(map(len, groups)),
-            path=path,
-            reason=reason,
-            source=_compat.source_line(ctx),
-            called=request.called,
-            site=site,
-        )
+    decision = _decisions.Decision(
+        op=request.op,
+        reduction=request.reduction,
+        axes=tuple(request.axes),
+        shapes=tuple(tuple(aval.shape) for aval in ctx.avals_in),
+        dtypes=tuple(str(aval.dtype) for aval in ctx.avals_in),
+        bytes=sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in),
+        group_size=None if groups is None else max(map(len, groups)),
+        path=path,
+        reason=reason,
+        source=_compat.source_line(ctx),
+        called=request.called,
+        site=site,
     )
+    _decisions.note(decision)
 
 
 def _lax_reason(ctx: Context, backend: Backend) -> str | None:

@@ -1,8 +1,10 @@
 """Whole programs under JAX: compiled ahead of time, cached, checked for NaNs, in threads."""
 
+import gzip
 import json
 import logging
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -148,8 +150,22 @@ def test_two_threads_call_two_functions_at_once():
 
 def test_an_export_says_why_it_is_on_lax(caplog: pytest.LogCaptureFixture):
     f = jax.jit(mapped(lambda x: jaxcoll.all_reduce(x, "x", backend="auto"), mesh(2)))
-    with caplog.at_level(logging.DEBUG, logger="jaxcoll"):
+    with caplog.at_level(logging.INFO, logger="jaxcoll"):
         jax.export.export(f)(np.ones((2, 3), np.float32))
-    (said,) = (text for text in caplog.messages if "runs on jax.lax" in text)
-    assert "all_reduce runs on jax.lax: " in said
+    (said,) = (text for text in caplog.messages if "all_reduce over" in text)
+    assert re.search(r'over "x", called at .*test_compiled_programs\.py:\d+ \(.*\): lax: ', said)
     assert "export" in said or not auto_is_native()
+
+
+@pytest.mark.skipif(not auto_is_native(), reason="the names of lax's calls are XLA's")
+def test_a_profile_has_the_names_of_calls(tmp_path: pathlib.Path):
+    f = jax.jit(mapped(lambda x: jaxcoll.all_gather(jaxcoll.all_reduce(x, "x"), "x"), mesh(2)))
+    x = np.ones((2, 3), np.float32)
+    jax.block_until_ready(f(x))
+    with jax.profiler.trace(str(tmp_path)):
+        jax.block_until_ready(f(x))
+    (file,) = tmp_path.rglob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    names = {event.get("name", "") for event in events}
+    for op in ("all_reduce", "all_gather"):
+        assert any(name.startswith(op) for name in names), names
