@@ -122,7 +122,7 @@ def attach(call: str = "initialize") -> None:
                 break
     if core is not None:
         core.set_process(process, num_processes)
-        dumps.observe(_black_boxes(cards, here, process))
+        dumps.observe(_black_boxes(cards, here, process), cards[0]["dumps"])
         watcher.start()
     changes = _state.attachments == 0 or problem != _state.problem
     _state.attachments, _state.host_of = attempt, hosts
@@ -313,6 +313,7 @@ def _card() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         "missing": _native.missing_reason(),
         "black box": black_box.path_of_own(),
+        "dumps": str(dumps.folder() or ""),
         "settings": {
             "jax": jax.__version__,
             "jaxcoll": _version(),

@@ -3,6 +3,7 @@
 import functools as ft
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
@@ -74,6 +75,33 @@ def reference(model: Any, params: Any, data: Any, optimizer: Any = None) -> tupl
         params, opt_state, value = step(params, opt_state, data)
         losses.append(float(value))
     return params, losses
+
+
+def trained_alone(model: Any, data: Any, optimizer: Any) -> Any:
+    """Trains all parameters of a `PureModel` on one device, written out, for `STEPS` steps.
+
+    Returns:
+        The parameters before and after, and the losses.
+    """
+    init = jax.jit(lambda key, x: nn.unbox(model.init(key, x)))  # as states are made
+    variables = init(jax.random.split(jax.random.key(0))[0], data[0])
+    params = first = variables.pop("params")
+
+    def loss(params: Any) -> Any:
+        logits, _ = model.apply({"params": params, **variables}, data[0], jax.random.key(0))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, data[1]).mean()
+
+    @jax.jit
+    def step(params: Any, opt_state: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    opt_state, losses = optimizer.init(params), []
+    for _ in range(STEPS):
+        params, opt_state, value = step(params, opt_state)
+        losses.append(float(value))
+    return first, params, losses
 
 
 def assert_copies_are_equal(tree: Any) -> None:

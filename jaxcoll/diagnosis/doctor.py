@@ -82,10 +82,22 @@ def _count(number: int, what: str, plural: str = "s") -> str:
 
 
 def _open_calls(dumps: Dumps) -> list[list[Call]]:
-    """Returns the calls that did not end, those of ranks that met together; the oldest first."""
+    """Returns the calls that did not end, those of ranks that met together; the oldest first.
+
+    A call that failed has been dealt with where the processes have attached anew since, or its
+    device has gone on to another program.
+    """
     met: dict[tuple[int, ...], list[Call]] = collections.defaultdict(list)
+    epoch = max((call.epoch for call in dumps.calls), default=0)
+    went_on: dict[Place, Call] = {}
     for call in dumps.calls:
-        if call.is_open:
+        before = went_on.get(call.place)
+        if call.moved and (before is None or before.sequence < call.sequence):
+            went_on[call.place] = call
+    for call in dumps.calls:
+        after = went_on.get(call.place)
+        is_past = after is not None and after.sequence > call.sequence and after.run != call.run
+        if call.is_open and call.epoch in (0, epoch) and not (call.resumed and is_past):
             met[call.key].append(call)
     return sorted(met.values(), key=lambda calls: min(call.arrived for call in calls))
 
@@ -198,7 +210,7 @@ def _ranks(calls: Sequence[Call]) -> str:
 
 
 def _call_text(dumps: Dumps, call: Call) -> str:
-    which = f", execution {call.execution & (1 << 40) - 1}" if call.execution > 0 else ""
+    which = f", execution {call.occurrence}" if call.execution > 0 else ""
     return f"{dumps.site(call.site)['text']}{which}"
 
 

@@ -37,14 +37,35 @@ class _Others:
     since = 0.0
 
 
-def observe(others: Mapping[int, BlackBox]) -> None:
-    """Has dumps tell of these processes, too, when they are gone."""
+class _Folder:
+    """Where dumps go, as the processes of the job have agreed on it."""
+
+    shared: str | None = None
+
+
+def observe(others: Mapping[int, BlackBox], shared: str) -> None:
+    """Has dumps tell of these processes, too, when they are gone, all in one folder."""
     _Others.boxes, _Others.since = dict(others), time.time()
+    _Folder.shared = shared
+    tell_engine()
+
+
+def tell_engine() -> None:
+    """Has errors name the folder."""
+    core = _native.core()
+    if core is not None:
+        core.set_dump_folder(str(folder() or ""))
+
+
+def folder() -> Path | None:
+    """Returns where dumps go, the same for all processes of a job; None where they are off."""
+    if _Folder.shared is not None:
+        return Path(_Folder.shared) if _Folder.shared else None
+    return _own_folder()
 
 
 @ft.cache
-def folder() -> Path | None:
-    """Returns where dumps go, the same for all processes of a job; None where they are off."""
+def _own_folder() -> Path | None:
     chosen = os.environ.get("JAXCOLL_DUMP_DIR", "").strip()
     if chosen.lower() == "none":
         return None

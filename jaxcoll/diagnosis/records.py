@@ -8,6 +8,9 @@ from typing import Any
 
 from jaxcoll.diagnosis.dumps import FORMAT
 
+# As csrc/host/exchange.h, Exchange::Execution.
+_OCCURRENCE_BITS = 40
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -39,6 +42,16 @@ class Call:
         if self.execution > 0:
             return (self.group, self.site, self.execution)
         return (self.group, self.site, self.execution, self.place.process)
+
+    @property
+    def epoch(self) -> int:
+        """How often the processes had attached when it was made; 0: a call within a process."""
+        return self.execution >> _OCCURRENCE_BITS if self.execution > 0 else 0
+
+    @property
+    def occurrence(self) -> int:
+        """Of a call across processes: how often its group had come to its site then."""
+        return self.execution & ((1 << _OCCURRENCE_BITS) - 1)
 
     @property
     def is_open(self) -> bool:

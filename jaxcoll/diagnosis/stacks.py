@@ -4,6 +4,8 @@ import dataclasses
 import faulthandler
 import os
 import re
+import sys
+import tempfile
 import threading
 
 import jax
@@ -44,8 +46,11 @@ class Stacks:
     """
 
     def __init__(self) -> None:
-        memory = os.memfd_create("jaxcoll-stacks", os.MFD_CLOEXEC)
-        self._file = open(memory, "r+b", buffering=0)  # noqa: SIM115  (as long as this object)
+        if sys.platform == "linux":
+            memory = os.memfd_create("jaxcoll-stacks", os.MFD_CLOEXEC)
+            self._file = open(memory, "r+b", buffering=0)  # noqa: SIM115  (as long as this object)
+        else:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
     def _take(self) -> dict[int, list[_Frame]]:
         """Returns the frames of each thread, the innermost first."""

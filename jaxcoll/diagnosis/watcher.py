@@ -41,7 +41,7 @@ class _Watcher(threading.Thread):
         self._num_asked = core.dumps_asked()
         self._lock = threading.Lock()
         core.dump_on_signal()
-        core.set_dump_folder(str(dumps.folder() or ""))
+        dumps.tell_engine()
 
     def run(self) -> None:
         try:
@@ -70,7 +70,8 @@ class _Watcher(threading.Thread):
             if failure[news] != self._failure[news]:
                 dumps.after_failure(failure[1] or self._core.last_failure())
             elif asked != self._num_asked:
-                logger.warning("jaxcoll: dumped to %s", dumps.dump())
+                where = "nowhere: JAXCOLL_DUMP_DIR=none" if dumps.folder() is None else dumps.dump()
+                logger.warning("jaxcoll: dumped to %s", where)
             self._failure, self._num_asked = failure, asked
 
     def end(self) -> None:

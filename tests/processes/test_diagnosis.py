@@ -209,3 +209,26 @@ def test_a_step_on_lax_that_a_process_does_not_begin():
     assert re.search(r"step 4 of step has not ended within \d\.\d s", report)
     assert "process 1 has begun 3 calls of step, this one 4; it is in Python" in report
     assert "watched.py" in report
+
+
+FAULTS_OF_A_JOB = 10
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=full if seed == 0 else pytest.mark.long) for seed in range(10)],
+)
+def test_random_faults(seed, tmp_path):
+    """A hundred in all: every one diagnosed right, none hangs, and nothing is left behind."""
+    before = set(Path("/dev/shm").glob("jaxcoll-*"))
+    lines = run_job(
+        *("faulty.py", seed, FAULTS_OF_A_JOB),
+        processes=4,
+        expect=128 + 9,
+        JAXCOLL_DUMP_DIR=str(tmp_path),
+    )
+    (dead,) = [rank for rank, said in lines.items() if len(said) < FAULTS_OF_A_JOB]
+    for rank, said in lines.items():
+        assert len(said) == FAULTS_OF_A_JOB - (rank == dead), lines
+        assert all(line.endswith("diagnosed") for line in said)
+    assert set(Path("/dev/shm").glob("jaxcoll-*")) == before
