@@ -13,7 +13,6 @@
 
 #include "core/clock.h"
 #include "host/black_box.h"
-#include "host/call_site.h"
 #include "host/job.h"
 #include "host/recorder.h"
 #include "host/watchdog.h"
