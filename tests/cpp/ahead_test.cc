@@ -8,7 +8,6 @@
 #include <vector>     // std::vector
 
 #include "core/clock.h"
-#include "host/call_site.h"
 #include "host/watchdog.h"
 #include "ops.h"
 #include "processes.h"
