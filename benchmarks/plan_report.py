@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from shared import head
+from three_ways import WAYS, bars, losses_text, model_text, peaks_text, rate, suptitle
 
-# Way -> what it is called, and its color.
-WAYS = {"auto": ("jaxcoll", "#1b7837"), "lax": ("lax", "#bbbbbb"), "GSPMD": ("GSPMD", "#7b7b9d")}
 _SCHEDULE_COLORS = {"gpipe": "#b0563b", "1f1b": "#1b7837", "interleaved": "#1f6fb2"}
 GOAL = 1.10  # of a pipeline's time over that of its bubble
 
@@ -38,11 +37,12 @@ def _plans(result: dict[str, Any]) -> list[str]:
         "|---|---|---|---|--:|--:|---|---|",
     ]
     for row in result["plans"]:
-        rates = ", ".join(f"{_rate(row, way):,.0f}" for way in WAYS)
-        peaks = ", ".join(f"{row['peak bytes'][way] / 1e6:.1f}" for way in WAYS)
+        rates = ", ".join(f"{rate(row, way):,.0f}" for way in WAYS)
         lines.append(
-            f"| {row['processes']} x {row['devices']} | {_mesh(row)} | {_model(row)} | {rates} | "
-            f"{row['ratio']['lax']:.2f} | {row['ratio']['better']:.2f} | {peaks} | {_losses(row)} |"
+            f"| {row['processes']} x {row['devices']} | {_mesh(row)} | {model_text(row)} | "
+            f"{rates} | "
+            f"{row['ratio']['lax']:.2f} | {row['ratio']['better']:.2f} | {peaks_text(row)} | "
+            f"{losses_text(row)} |"
         )
     return [*lines, ""]
 
@@ -67,30 +67,14 @@ def _pipelines(result: dict[str, Any]) -> list[str]:
     lines += [
         f"| {row['micro-batches']} | {row['schedule']} | {row['ms']:.1f} | "
         f"{row['ideal ms']:.1f} | {row['limit']:.3f} | {row['ratio']:.2f} | "
-        f"{row['temporary bytes'] / 1e6:.1f} | {_losses(row)} |"
+        f"{row['temporary bytes'] / 1e6:.1f} | {losses_text(row)} |"
         for row in result["pipelines"]
     ]
     return lines
 
 
-def _losses(row: dict[str, Any]) -> str:
-    return "equal" if row["equal"] else "DIFFERENT"
-
-
 def _mesh(row: dict[str, Any]) -> str:
     return " x ".join(row["axes"])
-
-
-def _tokens(row: dict[str, Any]) -> int:
-    return row["model"][3] * row["model"][4]
-
-
-def _model(row: dict[str, Any]) -> str:
-    return f"{row['model'][0]} x {row['model'][2]}, {_tokens(row)}"
-
-
-def _rate(row: dict[str, Any], way: str) -> float:
-    return _tokens(row) / row["ms"][way] * 1e3
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -98,35 +82,23 @@ def draw(result: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     def panel_of(row: dict[str, Any]) -> str:
-        return f"{row['processes']} x {row['devices']}, {_model(row)} tokens"
+        return f"{row['processes']} x {row['devices']}, {model_text(row)} tokens"
 
     titles = list(dict.fromkeys(map(panel_of, result["plans"])))
     count = len(titles) + bool(result["pipelines"])
     figure = Figure(figsize=(11, 0.5 + 2.1 * count), layout="constrained")
     panels = figure.subplots(count, 1, squeeze=False)[:, 0]
     for axes, title in zip(panels, titles, strict=False):
-        _draw_plans(axes, [row for row in result["plans"] if panel_of(row) == title])
-        axes.set_title(title, fontsize=9)
+        shown = [row for row in result["plans"] if panel_of(row) == title]
+        bars(axes, shown, [_mesh(row) for row in shown], title)
     if result["pipelines"]:
         _draw_pipelines(panels[-1], result["pipelines"])
     for axes in panels:
         axes.tick_params(axis="y", labelsize=8)
         axes.margins(y=0.25)  # for the legend
         axes.legend(fontsize=8, ncols=4)
-    of = result["environment"]
-    figure.suptitle(
-        f"Training steps of processes x devices; {of['cores']} cores of {of['cpu']}, {of['date']}",
-        fontsize=10,
-    )
+    suptitle(figure, result)
     figure.savefig(path, dpi=110)
-
-
-def _draw_plans(axes: Any, rows: list[dict[str, Any]]) -> None:
-    for i, (way, (name, color)) in enumerate(WAYS.items()):
-        places = [j + 0.27 * (i - 1) for j in range(len(rows))]
-        axes.bar(places, [_rate(row, way) for row in rows], 0.25, label=name, color=color)
-    axes.set_xticks(range(len(rows)), [_mesh(row) for row in rows], fontsize=8)
-    axes.set_ylabel("tokens/s", fontsize=8)
 
 
 def _draw_pipelines(axes: Any, rows: list[dict[str, Any]]) -> None:

@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from shared import head
-
-# Way -> what it is called, and its color.
-WAYS = {"auto": ("jaxcoll", "#1b7837"), "lax": ("lax", "#bbbbbb"), "GSPMD": ("GSPMD", "#7b7b9d")}
+from three_ways import WAYS, bars, losses_text, model_text, peaks_text, rate, suptitle
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -25,12 +23,11 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     for row in result["rows"]:
         times = ", ".join(f"{row['ms'][way]:.1f}" for way in WAYS)
-        peaks = ", ".join(f"{row['peak bytes'][way] / 1e6:.1f}" for way in WAYS)
         lines.append(
-            f"| {row['processes']} x {row['devices']} | {_mesh(row)} | {_model(row)} | "
-            f"{row['strategy']} | {times} | {_rate(row, 'auto'):,.0f} | "
-            f"{row['ratio']['lax']:.2f} | {row['ratio']['better']:.2f} | {peaks} | "
-            f"{'equal' if row['equal'] else 'DIFFERENT'} |"
+            f"| {row['processes']} x {row['devices']} | {_mesh(row)} | {model_text(row)} | "
+            f"{row['strategy']} | {times} | {rate(row, 'auto'):,.0f} | "
+            f"{row['ratio']['lax']:.2f} | {row['ratio']['better']:.2f} | {peaks_text(row)} | "
+            f"{losses_text(row)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -39,24 +36,12 @@ def _mesh(row: dict[str, Any]) -> str:
     return ", ".join(f"{name} {size}" for name, size in row["axes"].items())
 
 
-def _tokens(row: dict[str, Any]) -> int:
-    return row["model"][3] * row["model"][4]
-
-
-def _model(row: dict[str, Any]) -> str:
-    return f"{row['model'][0]} x {row['model'][2]}, {_tokens(row)}"
-
-
-def _rate(row: dict[str, Any], way: str) -> float:
-    return _tokens(row) / row["ms"][way] * 1e3
-
-
 def draw(result: dict[str, Any], path: Path) -> None:
     """Draws tokens per second: a panel for each layout and model."""
     from matplotlib.figure import Figure
 
     def panel_of(row: dict[str, Any]) -> str:
-        return f"{row['processes']} x {row['devices']} ({_mesh(row)}), {_model(row)} tokens"
+        return f"{row['processes']} x {row['devices']} ({_mesh(row)}), {model_text(row)} tokens"
 
     rows = result["rows"]
     panels = list(dict.fromkeys(map(panel_of, rows)))
@@ -65,18 +50,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
         figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
     ):
         shown = [row for row in rows if panel_of(row) == title]
-        for i, (way, (name, color)) in enumerate(WAYS.items()):
-            places = [j + 0.27 * (i - 1) for j in range(len(shown))]
-            axes.bar(places, [_rate(row, way) for row in shown], 0.25, label=name, color=color)
-        axes.set_xticks(range(len(shown)), [row["strategy"] for row in shown], fontsize=8)
-        axes.set_ylabel("tokens/s", fontsize=8)
+        bars(axes, shown, [row["strategy"] for row in shown], title)
         axes.tick_params(axis="y", labelsize=8)
         axes.margins(y=0.25)  # for the legend
-        axes.set_title(title, fontsize=9)
     figure.axes[0].legend(fontsize=8, ncols=3)
-    of = result["environment"]
-    figure.suptitle(
-        f"Training steps of processes x devices; {of['cores']} cores of {of['cpu']}, {of['date']}",
-        fontsize=10,
-    )
+    suptitle(figure, result)
     figure.savefig(path, dpi=110)

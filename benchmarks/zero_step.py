@@ -10,15 +10,14 @@ Losses are compared.
 import argparse
 import itertools as it
 import json
-import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import zero_report
 from environment import environment
-from shared import command, job, peak_bytes, save
+from shared import command, job, save
+from three_ways import by_gspmd, compare, placed, windows
 
 # Processes, devices of each, axes; parts of a state are over "shard", copies of them over "data".
 LAYOUTS = (
@@ -40,10 +39,9 @@ STRATEGIES = {
     "ZeRO-3": {"stage": 3},
     "ZeRO-3, kept": {"stage": 3, "reshard_after_forward": False},
 }
-WAYS = tuple(zero_report.WAYS)
 
 
-def ours(model: Any, mesh: Any, tokens: Any, strategy: Any) -> Any:
+def ours(model: Any, mesh: Any, batch: Any, strategy: Any) -> tuple[Any, Any]:
     """Returns a jitted step and its state."""
     import jax
     import optax
@@ -53,101 +51,34 @@ def ours(model: Any, mesh: Any, tokens: Any, strategy: Any) -> Any:
 
     is_split = "stage" in strategy
     sharded = jaxcoll.fully_shard(model, "shard", **strategy) if is_split else model
-    batch = (tokens[:, :-1], tokens[:, 1:])
     state = jaxcoll.create_train_state(sharded, optax.adamw(1e-3), jax.random.key(0), batch, mesh)
     axes = tuple(mesh.axis_names)
     options = {} if is_split else strategy
     step = jaxcoll.data_parallel_train_step(sharded, axis_name=axes, **options)
-
-    def train_step(state: Any, tokens: Any) -> Any:
-        state, metrics = step(state, (tokens[:, :-1], tokens[:, 1:]))
-        return state, metrics["loss"]
-
     mapped = jax.shard_map(
-        train_step, mesh=mesh, in_specs=(state.specs, P(axes)), out_specs=(state.specs, P())
+        step, mesh=mesh, in_specs=(state.specs, P(axes)), out_specs=(state.specs, P())
     )
     return jax.jit(mapped, donate_argnums=0), state
-
-
-def by_gspmd(model: Any, mesh: Any, tokens: Any, strategy: Any) -> Any:
-    """Returns the plain step on arrays with the shardings that ours has, and its state."""
-    import jax
-    import optax
-    from jax.sharding import NamedSharding
-
-    _, like = ours(model, mesh, tokens, strategy)
-    like = like.unpadded()
-    optimizer = like.optimizer
-    shardings = jax.tree.map(
-        lambda leaf: NamedSharding(mesh, leaf.sharding.spec), (like.params, like.opt_state)
-    )
-
-    def train_step(state: Any, tokens: Any) -> Any:
-        params, opt_state = state
-
-        def loss(params: Any) -> Any:
-            logits = model.apply({"params": params}, tokens[:, :-1])
-            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
-
-        value, grads = jax.value_and_grad(loss)(params)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), value
-
-    step = jax.jit(
-        train_step,
-        in_shardings=(shardings, tokens.sharding),
-        out_shardings=(shardings, NamedSharding(mesh, jax.P())),
-        donate_argnums=0,
-    )
-    return step, (like.params, like.opt_state)
 
 
 def measure(of: Any, axes: dict[str, int], strategy: Any, rounds: int) -> dict[str, Any]:
     """Measures all ways of a strategy on all devices of this job."""
     import jax
-    import numpy as np
     from jax.sharding import NamedSharding
 
     import jaxcoll
     from jaxcoll.models import TransformerLM
 
-    width, heads, layers, windows, length = of
+    width, heads, layers, *_ = of
     mesh = jaxcoll.make_mesh(axes)
     model = TransformerLM(256, layers, width, num_heads=heads)
-    shape = (windows, length + 1)
-    tokens = np.random.default_rng(0).integers(0, 256, shape, dtype=np.int32)
-    sharding = NamedSharding(mesh, jax.P(tuple(axes)))
-    tokens = jax.make_array_from_callback(shape, sharding, tokens.__getitem__)
-    steps, peaks = {}, {}
-    for way in WAYS:
-        with jaxcoll.using(backend="lax" if way == "lax" else "auto"):
-            make = by_gspmd if way == "GSPMD" else ours
-            step, state = make(model, mesh, tokens, strategy)
-            compiled = step.lower(state, tokens).compile()
-            peaks[way], steps[way] = peak_bytes(compiled), (compiled, state)
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    losses = {}
-    for number in range(rounds + 2):
-        for way in WAYS[:: 1 if number % 2 else -1]:
-            step, state = steps[way]
-            begin = time.perf_counter()
-            state, loss = jax.block_until_ready(step(state, tokens))
-            if number > 1:  # warm
-                seconds[way].append(time.perf_counter() - begin)
-            steps[way], losses[way] = (step, state), float(loss)
-    better = [min(pair) for pair in zip(seconds["lax"], seconds["GSPMD"], strict=True)]
+    batch = placed(windows(of), NamedSharding(mesh, jax.P(tuple(axes))))
 
-    def over_ours(times: list[float]) -> float:
-        return statistics.median(a / b for a, b in zip(times, seconds["auto"], strict=True))
+    def make(way: str) -> tuple[Any, Any, Any]:
+        step, state = ours(model, mesh, batch, strategy)
+        return by_gspmd(model, state, batch) if way == "GSPMD" else (step, state, batch)
 
-    return {
-        "model": list(of),
-        "ms": {way: 1e3 * statistics.median(times) for way, times in seconds.items()},
-        "ratio": {"lax": over_ours(seconds["lax"]), "better": over_ours(better)},
-        "peak bytes": peaks,
-        "losses": losses,
-        "equal": max(losses.values()) - min(losses.values()) < 2e-3,
-    }
+    return {"model": list(of), **compare(make, rounds)}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 `jaxcoll.explain` reads it, so that what it says is what runs.
 """
 
+import collections
 import dataclasses
 import threading
 from collections.abc import Iterator
@@ -75,6 +76,8 @@ class _Active(threading.local):
 
 _active = _Active()
 
+_latest: collections.deque[str] = collections.deque(maxlen=32)
+
 
 def note(decision: Decision) -> None:
     """Notes which path a collective took."""
@@ -84,10 +87,16 @@ def note(decision: Decision) -> None:
         recording.decisions.append(decision)
     axes = ", ".join(f'"{axis}"' for axis in decision.axes) or "no axis"
     why = f": {decision.reason}" if decision.reason else ""
-    logger.info(
-        "jaxcoll: %s over %s, called at %s: %s%s",
-        *(decision.op, axes, decision.source, decision.path, why),
-    )
+    line = f"{decision.op} over {axes}, called at {decision.source}: {decision.path}{why}"
+    _latest.append(line)
+    logger.info("jaxcoll: %s", line)
+
+
+def latest() -> str:
+    """Returns the collectives that were lowered last in this process, a line each."""
+    if not _latest:
+        return "no collectives were lowered"
+    return "\n".join(["the collectives that were lowered last:", *_latest])
 
 
 def warn(text: str) -> None:

@@ -24,7 +24,7 @@ from jax.extend.core import Primitive
 from jaxcoll import _compat, _crossovers, _door, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
-from jaxcoll.diagnosis import black_box, dumps, watcher
+from jaxcoll.diagnosis import black_box, dumps, errors, watcher
 
 # A lane for each call that may be open at once, see csrc/host/job.h; JAX keeps at most 32
 # executions of a device in flight.
@@ -81,6 +81,9 @@ def reset() -> None:
     if not _state.attachments:
         raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
     _await_steps()  # none of them may meet a step of the time after
+    core = _native.core()
+    if core is not None and (failure := core.job_failure()):
+        errors.note_seen(failure)
     attach("reset")
     _door.reset()
 
@@ -313,7 +316,7 @@ def _card() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         "missing": _native.missing_reason(),
         "black box": black_box.path_of_own(),
-        "dumps": str(dumps.folder() or ""),
+        "dumps": dumps.card(),
         "settings": {
             "jax": jax.__version__,
             "jaxcoll": _version(),

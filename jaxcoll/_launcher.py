@@ -16,6 +16,9 @@ from jaxcoll._job import Job, Outcome, Rank, Signals
 from jaxcoll._processes import needed_environment
 from jaxcoll.diagnosis import trace
 
+# For what the ranks of other hosts have seen.
+_TRACE_S = 10.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -102,19 +105,22 @@ def _once(
         # Unbuffered: a rank's line is seen when it is written.
         out = stack.enter_context(open(sys.stdout.fileno(), "wb", 0, closefd=False))
         err = stack.enter_context(open(sys.stderr.fileno(), "wb", 0, closefd=False))
+        if options.trace is not None and host_id == 0:
+            trace.remove_parts(Path(options.trace).absolute(), hosts * options.n)
         try:
             outcome = Job(ranks, out, err).run(signals)
         except OSError as error:
             return Outcome(1, f"a rank could not be started: {error}", False)
-        if options.trace is not None:
-            _finish_trace(options.trace, hosts * options.n)
+        if options.trace is not None and host_id == 0:
+            _finish_trace(Path(options.trace).absolute(), options)
         return outcome
 
 
-def _finish_trace(path: str, count: int) -> None:
-    parts = trace.read_parts(Path(path).absolute(), count)
+def _finish_trace(path: Path, options: Options) -> None:
+    hosts = options.hosts or 1
+    parts = trace.read_parts(path, hosts * options.n, _TRACE_S if hosts > 1 else 0.0)
     if parts:
-        trace.finish(parts, Path(path).absolute())
+        trace.finish(parts, path)
 
 
 def _environment(options: Options, restart: int, address: str) -> dict[str, str]:

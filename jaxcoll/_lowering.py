@@ -325,7 +325,12 @@ def _describe(
     }
     # Who is in which group: for those that have not come. Large jobs go without.
     if len(groups) * len(groups[0]) <= _MOST_DESCRIBED:
-        details["devices"] = placement["devices"] or [int(m) for group in groups for m in group]
+        members = [int(member) for group in groups for member in group]
+        devices = _compat.mesh_devices(ctx)
+        details["devices"] = placement["devices"] or members
+        details["ordinals"] = [
+            m if devices is None else devices[m].local_hardware_id for m in members
+        ]
         details["processes"] = placement["processes"]
     text = f"{request.op} over {axes or 'no axis'} of {types}, called at {source}"
     _native.describe_site(site, text, details)

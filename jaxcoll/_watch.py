@@ -1,6 +1,5 @@
 """`watch`: steps that don't finish, whichever path they take; and `allow_pause`."""
 
-import collections
 import contextlib
 import functools as ft
 import json
@@ -11,10 +10,11 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from jaxcoll import _compat, _native
-from jaxcoll._config import config, logger
+from jaxcoll import _compat, _decisions, _native
+from jaxcoll._config import config, logger, resolve_backend, using
 from jaxcoll._errors import CollectiveError
 from jaxcoll._explain import explain
+from jaxcoll._types import Backend
 from jaxcoll.diagnosis import black_box, dumps, watcher
 from jaxcoll.diagnosis.errors import collective_text, note_seen
 from jaxcoll.diagnosis.stacks import Stacks
@@ -42,17 +42,17 @@ def watch(fn: Callable[..., Any] | None = None) -> Any:
     deadlines. For all else (jax.lax, several hosts, GPUs) a thread looks at what is watched: a
     block that does not end, or a step whose results are not there, 3 s after `config.timeout_s` is
     reported once, at level ERROR of the logger `jaxcoll`: the collectives of the program (as
-    `explain` lists them), what this process does in Python, and in a job of several processes which
-    of them have begun fewer steps, and what these do. Then a dump is written. A report ends
-    nothing: XLA can't be interrupted. Time in which JAX compiles does not count, nor does that of
-    `allow_pause`.
+    `explain` lists them for a jitted step; else those that were lowered last), what this process
+    does in Python, and in a job of several processes which of them have begun fewer steps, and what
+    these do. Then a dump is written. A report ends nothing: XLA can't be interrupted. Time in which
+    JAX compiles does not count, nor does that of `allow_pause`.
 
     Args:
         fn: a step function, jitted or not. Without one this is a context manager.
 
     Returns:
-        The function, which returns at once, as before; results are awaited by the thread, which
-        holds the latest ones until they are there. Or a context manager.
+        The function, which returns at once, as before; the thread holds a small result of each step
+        until it is there. Or a context manager.
 
     Raises:
         CollectiveError: on the way out of the block or the function, in the place of JAX's error.
@@ -97,21 +97,26 @@ def allow_pause(seconds: float) -> Iterator[None]:
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise ValueError(f"allow_pause(seconds): expected a positive number, got {seconds!r}.")
-    core = _native.core()
-    _Pause.until = time.monotonic() + seconds
-    if core is not None:
-        watcher.start()
-        core.pause(float(seconds))
+    end = time.monotonic() + min(float(seconds), _MOST_PAUSE_S)
+    watcher.start()
+    _pauses.append(end)
+    _tell_pause()
     try:
         yield
     finally:
-        _Pause.until = 0.0
-        if core is not None:
-            core.pause(0.0)
+        _pauses.remove(end)
+        _tell_pause()
 
 
-class _Pause:
-    until = 0.0
+# When those that are in effect end.
+_pauses: list[float] = []
+_MOST_PAUSE_S = 1e8
+
+
+def _tell_pause() -> None:
+    core = _native.core()
+    if core is not None:
+        core.pause(max([0.0, *_pauses]) - time.monotonic() if _pauses else 0.0)
 
 
 @contextlib.contextmanager
@@ -121,7 +126,7 @@ def _as_collective_error() -> Iterator[None]:
     except CollectiveError:
         raise
     except Exception as error:  # a ValueError where JAX learns of it at once
-        text = collective_text(error)
+        text = collective_text(error, in_context=False)
         if text is None:
             raise
         note_seen(text)
@@ -130,7 +135,8 @@ def _as_collective_error() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _block() -> Iterator[None]:
-    watched = _Watched("the watched block", lambda: "")
+    watcher.start()
+    watched = _Watched("the watched block", _decisions.latest)
     _Thread.get().add(watched)
     try:
         with _as_collective_error():
@@ -154,9 +160,14 @@ class _Watched:
 
 
 class _Step(_Watched):
+    """A step whose results are not there yet."""
+
     def __init__(self, name: str, listing: Callable[[], str], results: Any) -> None:
         super().__init__(name, listing)
-        self._results = [x for x in jax.tree.leaves(results) if isinstance(x, jax.Array)]
+        arrays = [x for x in jax.tree.leaves(results) if _is_array(x)]
+        small = [x for x in arrays if x.nbytes <= _SMALL]
+        # All results of a program are there at once. Large ones are not to live longer for this.
+        self._results = small or sorted(arrays, key=lambda x: x.nbytes)[:1]
 
     def look(self) -> None:
         # A result that was donated to the next step says nothing; the next step does.
@@ -168,6 +179,9 @@ class _Step(_Watched):
         self.is_done = True
 
 
+_SMALL = 1024  # bytes
+
+
 class _Steps:
     """The calls of a step function."""
 
@@ -177,12 +191,14 @@ class _Steps:
         self._count = 0
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        watcher.start()
         thread = _Thread.get()
         self._count += 1
         thread.begun[self._name] = self._count
         shapes = jax.tree.map(_shape, (args, kwargs))
+        backend = resolve_backend("watch", None)
         name = f"step {self._count} of {self._name}"
-        listing = ft.partial(self._listing, *shapes)
+        listing = ft.partial(self._listing, backend, *shapes)
         calling = _Watched(name, listing)
         thread.add(calling)
         try:
@@ -192,15 +208,22 @@ class _Steps:
         thread.add(_Step(name, listing, results))
         return results
 
-    def _listing(self, args: Any, kwargs: Any) -> str:
+    def _listing(self, backend: Backend, args: Any, kwargs: Any) -> str:
+        if not hasattr(self._fn, "trace"):  # to look into it would be to run it once more
+            return _decisions.latest()
         try:
-            return str(explain(self._fn, *args, **kwargs))
+            with using(backend=backend):
+                return str(explain(self._fn, *args, **kwargs))
         except Exception as error:  # a report without the list is better than none
-            return f"its collectives can't be listed: {error}"
+            return f"its collectives can't be listed: {error}\n{_decisions.latest()}"
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 
 def _shape(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
+    if _is_array(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
     return leaf
 
@@ -211,7 +234,8 @@ class _Thread(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="jaxcoll-watch", daemon=True)
         self.begun: dict[str, int] = {}  # calls, by the name of the step function
-        self._watched: collections.deque[_Watched] = collections.deque()
+        self._lock = threading.Lock()
+        self._watched: list[_Watched] = []
         self._stacks = Stacks()
         self._told_at = 0.0
         self._told = ""
@@ -224,7 +248,8 @@ class _Thread(threading.Thread):
         return thread
 
     def add(self, watched: _Watched) -> None:
-        self._watched.append(watched)
+        with self._lock:
+            self._watched.append(watched)
 
     def run(self) -> None:
         before = time.monotonic()
@@ -232,27 +257,31 @@ class _Thread(threading.Thread):
             time.sleep(_LOOK_S)
             now = time.monotonic()
             phase, stack = self._stacks.look()
-            if phase == black_box.COMPILING or now < _Pause.until:
+            if phase == black_box.COMPILING or now < max([0.0, *_pauses]):
                 before = now
             self._look(now - before, stack)
             self._tell(now, phase, stack)
             before = now
 
     def _look(self, passed_s: float, stack: str) -> None:
-        while self._watched:
-            first = self._watched[0]
-            if not first.is_done:
-                first.look()
-            if not first.is_done:
-                break
-            self._watched.popleft()
-        for watched in list(self._watched)[:1]:  # the others follow it
-            watched.waited_s += passed_s
+        with self._lock:
+            watched = list(self._watched)
+        for each in watched:
+            if not each.is_done:
+                each.look()
+        with self._lock:
+            self._watched = [each for each in self._watched if not each.is_done]
+        waiting = [each for each in watched if not each.is_done]
+        steps = [each for each in waiting if isinstance(each, _Step)]
+        for each in waiting:
+            if each in steps[1:]:  # those before it must end first
+                continue
+            each.waited_s += passed_s
             limit_s = config.timeout_s
-            is_late = limit_s is not None and watched.waited_s >= limit_s + _GRACE_S
-            if is_late and not watched.is_reported:
-                watched.is_reported = True
-                self._report(watched, stack)
+            is_late = limit_s is not None and each.waited_s >= limit_s + _GRACE_S
+            if is_late and not each.is_reported:
+                each.is_reported = True
+                self._report(each, stack)
 
     def _report(self, watched: _Watched, stack: str) -> None:
         lines = [

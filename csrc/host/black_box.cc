@@ -232,8 +232,7 @@ bool BlackBox::IsExcused(std::int64_t now_ns, std::int64_t compile_timeout_ns) c
   }
   const auto phase = static_cast<Phase>(header_->phase.load(std::memory_order_acquire));
   const std::int64_t since_ns = header_->phase_since_ns.load(std::memory_order_relaxed);
-  const bool looks = now_ns - header_->beat_ns.load(std::memory_order_acquire) < kDeafNs;
-  return phase == Phase::kCompiling && looks &&  // else it is stopped, or gone
+  return phase == Phase::kCompiling &&
          (compile_timeout_ns < 0 || now_ns - since_ns < compile_timeout_ns);
 }
 

@@ -278,8 +278,8 @@ std::string CallSite::Describe(std::size_t group, const Meeting::OpenCall& call,
          std::to_string(groups_[group].size()) +
          (num_here < groups_[group].size() ? ", in this process" : "") + "; arrived: rank " + came +
          "; run " + std::to_string(call.key.run) + ", execution " +
-         std::to_string(call.key.iteration + 1) + " of this call in it" + doing +
-         PythonText(box, NowNs()) + DumpText();
+         std::to_string(call.key.iteration + 1) + " of this call in it" + DumpText() + doing +
+         PythonText(box, NowNs());
 }
 
 }  // namespace jaxcoll

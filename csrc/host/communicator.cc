@@ -164,7 +164,8 @@ void Clique::Describe(Operation::Kind kind, std::size_t count, const std::string
   known.push_back(origin);
   for (const auto& [operation, site] : sites_) {
     if (operation.kind == kind && operation.count == count) {
-      DescribeSite(site->id(), known.size() == 1 ? Text(operation, origin) : Shortened(origin));
+      DescribeSite(site->id(), known.size() == 1 ? Text(operation, origin) : Shortened(origin),
+                   Json(operation));
     }
   }
 }
@@ -182,6 +183,13 @@ std::string Clique::Text(const Operation& operation, const std::string& origin) 
     text += ", devices " + DevicesText(devices_);
   }
   return origin.empty() ? text : text + ", for " + Shortened(origin);
+}
+
+std::string Clique::Json(const Operation& operation) const {
+  const bool is_pair = operation.kind == Operation::Kind::kSend;
+  return R"({"op":")" + std::string(Name(operation.kind)) + R"( of XLA","ranks":)" +
+         std::to_string(is_pair ? 2 : devices_.size()) + R"(,"bytes":)" +
+         std::to_string(operation.count * SizeOf(operation.dtype)) + "}";
 }
 
 CallSite* Clique::Site(const Operation& operation, std::string& problem) {
@@ -218,11 +226,11 @@ CallSite* Clique::Site(const Operation& operation, std::string& problem) {
   }
   const auto origins = origins_.find({operation.kind, operation.count});
   if (origins == origins_.end()) {
-    DescribeSite(id, Text(operation, ""));
+    DescribeSite(id, Text(operation, ""), Json(operation));
   } else {
     for (const std::string& origin : origins->second) {
       const bool is_first = &origin == &origins->second.front();
-      DescribeSite(id, is_first ? Text(operation, origin) : Shortened(origin));
+      DescribeSite(id, is_first ? Text(operation, origin) : Shortened(origin), Json(operation));
     }
   }
   auto* const site = new CallSite(id, {std::move(ids)}, std::move(work), placement);

@@ -67,6 +67,7 @@ class Clique {
   };
 
   [[nodiscard]] std::string Text(const Operation& operation, const std::string& origin) const;
+  [[nodiscard]] std::string Json(const Operation& operation) const;
 
   const std::vector<std::int64_t> devices_;
   const std::vector<std::int64_t> processes_;

@@ -21,6 +21,9 @@ struct Folder {
   }
 };
 
+// Calls of a device that may be under way at once are few; who waits for this text is in a hurry.
+constexpr std::size_t kLatest = 64;
+
 std::int64_t At(const CallRecord& record, Moment moment) {
   return record.moments_ns[static_cast<std::size_t>(moment)];
 }
@@ -39,7 +42,7 @@ std::string Indented(const std::string& lines, const std::string& by) {
 
 std::string LastCallText(const BlackBox& box, std::optional<std::int64_t> device,
                          std::int64_t now_ns) {
-  const std::vector<CallRecord> records = RecordsIn(box);
+  const std::vector<CallRecord> records = RecordsIn(box, kLatest);
   const CallRecord* ended = nullptr;
   const CallRecord* open = nullptr;
   for (const CallRecord& record : records) {

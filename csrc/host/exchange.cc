@@ -439,16 +439,11 @@ Exchange::Progress Exchange::Finish() {
 // ---- Failing ----------------------------------------------------------------------------------
 
 void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
+  if (AnyoneIsExcused(now_ns)) {  // those that wait for it may be whom this process waits for
+    excused_ns_ = now_ns;
+  }
   const std::int64_t waited_ns = now_ns - std::max(since_ns, excused_ns_);
-  std::vector<std::size_t> missing;
-  if (lane_ < 0) {
-    missing = session_->Laggards();
-  }
-  for (Peer& peer : peers_) {
-    if (lane_ >= 0 && !HasReached(peer)) {
-      missing.push_back(peer.seat);
-    }
-  }
+  std::vector<std::size_t> missing = Missing();
   for (const std::size_t seat : missing) {
     const std::string_view gone = session_->WhereIs(seat, now_ns).gone;
     if (!gone.empty()) {
@@ -456,7 +451,7 @@ void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
       return;
     }
   }
-  if (std::string calls = WrongCalls(now_ns, waited_ns); !calls.empty()) {
+  if (std::string calls = WrongCalls(now_ns, now_ns - since_ns); !calls.empty()) {
     session_->segment().Fail(
         "the processes called different collectives, or the same in another order: " + calls +
         DumpText());
@@ -466,15 +461,35 @@ void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
   if (timeout_ns < 0 || waited_ns < timeout_ns) {
     return;
   }
-  AskForStacks(missing);  // and with it for what they do now
-  for (const std::size_t seat : missing) {
-    const BlackBox* const box = session_->box(seat);
-    if (box != nullptr && box->IsExcused(NowNs(), names_.compile_timeout_ns())) {
-      excused_ns_ = NowNs();
-      return;
+  AskForStacks(missing);  // and with it for what they do now; they may come meanwhile
+  if (!Missing().empty() && !AnyoneIsExcused(NowNs())) {
+    session_->segment().Fail(
+        WaitText(waited_ns, " (the limit is " + SecondsText(timeout_ns) + ")"));
+  }
+}
+
+std::vector<std::size_t> Exchange::Missing() {
+  if (lane_ < 0) {
+    return session_->Laggards();
+  }
+  std::vector<std::size_t> missing;
+  for (Peer& peer : peers_) {
+    if (!HasReached(peer)) {
+      missing.push_back(peer.seat);
     }
   }
-  session_->segment().Fail(WaitText(waited_ns, " (the limit is " + SecondsText(timeout_ns) + ")"));
+  return missing;
+}
+
+bool Exchange::AnyoneIsExcused(std::int64_t now_ns) const {
+  for (std::size_t seat = 0; seat < session_->processes().size(); ++seat) {
+    const BlackBox* const box = session_->box(seat);
+    if (box != nullptr && box->IsExcused(now_ns, names_.compile_timeout_ns()) &&
+        session_->WhereIs(seat, now_ns).state == "running") {
+      return true;
+    }
+  }
+  return false;
 }
 
 void Exchange::AskForStacks(const std::vector<std::size_t>& seats) const {
@@ -543,8 +558,8 @@ std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {
   }
   return names_.Text() + ": waited " + SecondsText(waited_ns) + " for " + missing +
          (step_ == steps_.count() ? " to read what this process left" : "") + "; arrived: " + came +
-         "; execution " + std::to_string(name_.occurrence) + " of this call" + why + doing +
-         DumpText();
+         "; execution " + std::to_string(name_.occurrence) + " of this call" + why + DumpText() +
+         doing;
 }
 
 }  // namespace jaxcoll

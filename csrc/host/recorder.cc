@@ -50,12 +50,12 @@ std::uint64_t Recorder::num_calls() const {
   return calls;
 }
 
-std::vector<CallRecord> RecordsIn(const BlackBox& box) {
+std::vector<CallRecord> RecordsIn(const BlackBox& box, std::size_t most_of_each) {
   std::vector<CallRecord> records;
   for (std::size_t i = 0; i < box.num_rings(); ++i) {
     const BlackBox::Ring& ring = box.ring(i);
     const std::uint64_t last = ring.next.load(std::memory_order_acquire);
-    const std::uint64_t first = last - std::min<std::uint64_t>(last, BlackBox::kCapacity);
+    const std::uint64_t first = last - std::min<std::uint64_t>(last, most_of_each);
     for (std::uint64_t at = first; at < last; ++at) {
       const BlackBox::Entry& entry = ring.entries[at % BlackBox::kCapacity];
       CallRecord record;

@@ -63,7 +63,9 @@ class Recorder {
   std::array<std::atomic<BlackBox::Ring*>, kMaxDevices> rings_{};
 };
 
-/// The entries of all devices in a black box, by device and sequence.
-std::vector<CallRecord> RecordsIn(const BlackBox& box);
+/// The latest entries of all devices in a black box, at most so many of each, by device and
+/// sequence.
+std::vector<CallRecord> RecordsIn(const BlackBox& box,
+                                  std::size_t most_of_each = BlackBox::kCapacity);
 
 }  // namespace jaxcoll

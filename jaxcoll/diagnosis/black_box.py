@@ -137,14 +137,15 @@ class BlackBox:
         parts = [np.empty(0, CALL)]
         for i in range(header.num_rings):
             at = header.rings_at + i * header.ring_bytes
-            (device,) = struct.unpack_from("<q", self._memory, at)
-            first = at + header.ring_bytes - header.capacity * header.entry_bytes
-            entries = np.frombuffer(self._memory, _ENTRY, header.capacity, first)
-            copy = entries.copy()
-            whole = (copy["sequence"] != 0) & (copy["sequence"] == entries["sequence"])
-            if after is not None:
-                whole &= copy["sequence"] > after.get(device, 0)
-            kept = np.sort(copy[whole], order="sequence")
+            device, last = struct.unpack_from("<qQ", self._memory, at)
+            begin = at + header.ring_bytes - header.capacity * header.entry_bytes
+            entries = np.frombuffer(self._memory, _ENTRY, header.capacity, begin)
+            known = max(0, last - header.capacity, (after or {}).get(device, 0))
+            # Those that are not known, by their places in the ring; each is checked to be whole.
+            wanted = np.arange(known, last, dtype=np.int64)
+            copy = entries[wanted % header.capacity]
+            now = entries["sequence"][wanted % header.capacity]
+            kept = copy[(copy["sequence"] == wanted + 1) & (now == wanted + 1)]
             calls = np.empty(len(kept), CALL)
             calls["device"] = device
             for name in _ENTRY.names or ():
@@ -174,7 +175,9 @@ def of_process(pid: int) -> BlackBox:
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             if _NAME in os.readlink(file):
-                return at_path(str(file))
+                box = at_path(str(file))
+                if box.about()["pid"] == pid:  # else another process's, which it reads
+                    return box
     raise ValueError(f"process {pid} does not use jaxcoll")
 
 

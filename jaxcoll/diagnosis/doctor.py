@@ -120,25 +120,57 @@ def _missing_places(dumps: Dumps, calls: list[Call]) -> list[Place | None]:
 
 
 def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
-    """Ranks that did not come to calls in which others wait."""
-    waits = {call.place: calls for calls in open_calls for call in calls}
+    """Ranks that did not come to calls in which others wait.
+
+    Who waits in another call may only wait for somebody else: to blame are those that wait nowhere.
+    Where there are none, ranks wait for each other.
+    """
+    waits: dict[Place, list[list[Call]]] = collections.defaultdict(list)
+    for calls in open_calls:
+        for call in calls:
+            waits[call.place].append(calls)
+    late = {id(calls): _missing_places(dumps, calls) for calls in open_calls}
     seen: set[Place] = set()
     for calls in open_calls:
-        late = [
+        blamed = _blamed(calls, late, waits)
+        behind = [
             place
-            for place in _missing_places(dumps, calls)
-            if place is not None
+            for place in late[id(calls)]
+            if place in blamed
+            and place is not None
             and place not in seen
-            and dumps.by_process.get(place.process, {}).get("state") != "gone"
+            and dumps.by_process.get(place.process, {}).get("state", "gone") != "gone"
         ]
-        elsewhere = [place for place in late if place in waits and waits[place] is not calls]
-        if elsewhere:
-            seen |= set(elsewhere) | {call.place for call in calls}
-            yield Finding(MISMATCH, _side_by_side(dumps, calls, [waits[p] for p in elsewhere]))
-        behind = [p for p in late if p not in elsewhere and p.process in dumps.by_process]
         if behind:
             seen |= set(behind)
             yield Finding(BEHIND, _behind_text(dumps, calls, behind))
+        elsewhere = [place for place in late[id(calls)] if place is not None and place not in seen]
+        if not blamed and elsewhere:
+            seen |= {*elsewhere, *(call.place for call in calls)}
+            others = [met for place in elsewhere for met in waits[place]]
+            yield Finding(MISMATCH, _side_by_side(dumps, calls, others))
+
+
+def _blamed(
+    calls: list[Call],
+    late: dict[int, list[Place | None]],
+    waits: dict[Place, list[list[Call]]],
+) -> set[Place | None]:
+    """Returns those that wait nowhere among whom the ranks of a call wait for, in the end."""
+    found: set[Place | None] = set()
+    looked_at: set[int] = set()
+    left = [calls]
+    while left:
+        met = left.pop()
+        if id(met) in looked_at:
+            continue
+        looked_at.add(id(met))
+        for place in late[id(met)]:
+            if place is None or place not in waits:
+                found.add(place)
+            else:
+                left.extend(waits[place])
+    return found
 
 
 def _side_by_side(dumps: Dumps, calls: list[Call], others: list[list[Call]]) -> str:
@@ -167,7 +199,8 @@ def _behind_text(dumps: Dumps, calls: list[Call], late: list[Place]) -> str:
     waited = (max(call.resumed or _now(dumps, call) for call in calls)) - min(
         call.arrived for call in calls
     )
-    missing = sorted(set(range(dumps.ranks_of(calls[0]))) - {call.rank for call in calls})
+    ranks = sorted(set(range(dumps.ranks_of(calls[0]))) - {call.rank for call in calls})
+    missing = [rank for rank in ranks if dumps.place_of(calls[0], rank) in late]
     lines = [
         f"rank {_joined(missing)} ({_joined(map(_place_text, late), '; ')}) is behind: it did not "
         "come to",
@@ -257,7 +290,9 @@ def _slow_groups(dumps: Dumps) -> Iterator[Finding]:
     )
     members: dict[int, set[Place]] = collections.defaultdict(set)
     for calls in _whole(dumps).values():
-        moved[calls[0].site][calls[0].group].append(max(c.moved - c.met for c in calls))
+        # Each process's own last rank has met: the last one of all begins the move.
+        took = max(c.moved for c in calls) - max(c.met for c in calls)
+        moved[calls[0].site][calls[0].group].append(took)
         members[calls[0].group] |= {call.place for call in calls}
     for site, groups in moved.items():
         times = {g: statistics.median(t) for g, t in groups.items() if len(t) >= _LEAST_CALLS}

@@ -10,6 +10,7 @@ import functools as ft
 import getpass
 import json
 import os
+import secrets
 import socket
 import sys
 import tempfile
@@ -34,7 +35,7 @@ class _Others:
     """The other processes of this host, as far as they may be read."""
 
     boxes: ClassVar[dict[int, BlackBox]] = {}
-    since = 0.0
+    job = os.environ.get("JAXCOLL_JOB") or secrets.token_hex(8)
 
 
 class _Folder:
@@ -43,10 +44,18 @@ class _Folder:
     shared: str | None = None
 
 
-def observe(others: Mapping[int, BlackBox], shared: str) -> None:
-    """Has dumps tell of these processes, too, when they are gone, all in one folder."""
-    _Others.boxes, _Others.since = dict(others), time.time()
-    _Folder.shared = shared
+def card() -> dict[str, str]:
+    """Returns what all processes of a job take from the first one."""
+    return {"job": _Others.job, "folder": str(folder() or "")}
+
+
+def observe(others: Mapping[int, BlackBox], first: Mapping[str, str]) -> None:
+    """Has dumps tell of these processes, too, when they are gone, all in one folder.
+
+    `first`: the card of the first process.
+    """
+    _Others.boxes, _Others.job = dict(others), first["job"]
+    _Folder.shared = first["folder"]
     tell_engine()
 
 
@@ -72,7 +81,12 @@ def _own_folder() -> Path | None:
     if chosen:
         return Path(chosen).absolute()
     job = os.environ.get("JAXCOLL_JOB") or f"process-{os.getpid()}"
-    return Path(tempfile.gettempdir()) / f"jaxcoll-{_user()}" / job
+    root = Path(tempfile.gettempdir()) / f"jaxcoll-{_user()}"
+    with contextlib.suppress(OSError):
+        root.mkdir(mode=0o700, exist_ok=True)
+        if root.lstat().st_uid != os.getuid():  # somebody was faster
+            return Path(tempfile.mkdtemp(prefix="jaxcoll-")) / job
+    return root / job
 
 
 def _user() -> str:
@@ -85,10 +99,11 @@ def _user() -> str:
 def dump(path: str | os.PathLike[str] | None = None) -> Path:
     """Writes what this process has done last, and does now, for `jaxcoll doctor`.
 
-    That is its latest 4,096 calls of each device, of collectives on the native path; what its
-    threads do in Python; its settings. It writes a file of its own, `process_0.json` for process 0,
-    so that all processes of a job can write to one folder. Any process writes the same on SIGUSR2
-    into the folder of errors, also one that is stuck.
+    That is its latest 4,096 calls of each device, of collectives on the native path, and what its
+    threads do in Python. It writes a file of its own, `process_0.json` for process 0,
+    so that all processes of a job can write to one folder. A process that has used native
+    collectives, or `jaxcoll.watch`, writes the same on SIGUSR2 into the folder of errors, also
+    where it is stuck.
 
     Args:
         path: the folder. By default that of errors: `JAXCOLL_DUMP_DIR`, else one for each job in
@@ -125,7 +140,8 @@ def after_failure(reason: str) -> None:
             about = other.about()
             state = state_of(about["pid"])
             is_deaf = time.monotonic_ns() - about["beat_ns"] > _DEAF_NS
-            if (state != "running" or is_deaf) and not _has_dumped(where, about["process"]):
+            is_silent = state != "running" or is_deaf
+            if is_silent and not _has_dumped(where, about["process"], reason):
                 _write(where, {**contents(other), "state": state, "reason": reason})
     except OSError as error:  # it must not hide the failure
         logger.warning("jaxcoll: no dump could be written: %s", error)
@@ -141,12 +157,13 @@ def _own(box: BlackBox) -> dict[str, Any]:
     return {**contents(box), "state": "running", "reason": reason, "threads": threads}
 
 
-def _has_dumped(where: Path, process: int) -> bool:
-    """Tells whether there is a dump of a process since the processes have met."""
+def _has_dumped(where: Path, process: int, reason: str) -> bool:
+    """Tells whether there is a dump of a process for the same failure."""
     try:
-        return _file(where, process).stat().st_mtime > _Others.since
-    except FileNotFoundError:
+        dumped = json.loads(_file(where, process).read_text())
+    except (OSError, ValueError):
         return False
+    return dumped.get("job") == _Others.job and dumped.get("reason") == reason
 
 
 def state_of(pid: int) -> str:
@@ -165,6 +182,7 @@ def contents(box: BlackBox) -> dict[str, Any]:
     used = {int(site) for site in calls["site"]}
     return {
         "format": FORMAT,
+        "job": _Others.job,
         "host": socket.gethostname(),
         "boot": _boot(),
         "clock": {"now_ns": time.monotonic_ns(), "wall_ns": time.time_ns()},
@@ -190,9 +208,11 @@ def _boot() -> str | None:
 
 def _write(where: Path, dumped: Mapping[str, Any]) -> Path:
     """Writes a dump where nobody finds a part of it."""
-    where.mkdir(parents=True, exist_ok=True)
+    where.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = _file(where, dumped["process"])
-    part = where / f".process_{dumped['process']}.{os.getpid()}"
-    part.write_text(json.dumps(dumped) + "\n")
+    part = where / f".process_{dumped['process']}.{secrets.token_hex(4)}"
+    # Nobody else's file, nor through a link of somebody else's, where many can write.
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(json.dumps(dumped) + "\n")
     part.replace(file)
     return file

@@ -101,6 +101,8 @@ def error_info(error: BaseException | str) -> ErrorInfo | None:
     waited, limit = _WAITED.search(head), _LIMIT.search(head)
     execution, folder = _EXECUTION.search(head), _FOLDER.search(text)
     calls = _CALL.match(head)
+    if calls is not None and head[calls.end() : calls.end() + 1] != ":":  # one text of several
+        calls = None
     came, missing = _ranks(head, dict(_details(text)))
     is_mismatch = head.startswith("the processes called different collectives")
     return ErrorInfo(
@@ -119,8 +121,11 @@ def error_info(error: BaseException | str) -> ErrorInfo | None:
     )
 
 
-def collective_text(error: BaseException | str) -> str | None:
-    """Returns what our engine has said in an error, or None."""
+def collective_text(error: BaseException | str, in_context: bool = True) -> str | None:
+    """Returns what our engine has said in an error, or in one that it follows from, or None.
+
+    `in_context`: also in one during whose handling it came.
+    """
     if isinstance(error, str):
         return error.partition(_MARK)[2] or None
     looked_at: set[int] = set()
@@ -132,7 +137,10 @@ def collective_text(error: BaseException | str) -> str | None:
         if _MARK in text:
             return text.partition(_MARK)[2]
         looked_at.add(id(following))
-        following = following.__cause__ or following.__context__
+        before = following.__cause__
+        if before is None and in_context and not following.__suppress_context__:
+            before = following.__context__
+        following = before
     return None
 
 

@@ -90,13 +90,13 @@ class Dumps:
             if is_it and (other.execution > 0 or other.place.process == call.place.process):
                 return other.place
         site = self.site(call.site)
-        ranks, devices, processes = (
-            site.get(name, ()) for name in ("ranks", "devices", "processes")
+        ranks, devices, processes, ordinals = (
+            site.get(name, ()) for name in ("ranks", "devices", "processes", "ordinals")
         )
         for i in range(0, len(devices), ranks or 1):
             if _hash(devices[i : i + ranks]) == call.group:
                 process = processes[i + rank] if processes else call.place.process
-                return Place(process, _ordinal(devices[i + rank], devices, processes, process))
+                return Place(process, ordinals[i + rank])
         return None
 
 
@@ -113,7 +113,7 @@ def read(paths: Sequence[str | Path]) -> Dumps:
     ]
     if not files:
         raise ValueError(f"no dumps (process_*.json) in {', '.join(map(str, paths))}.")
-    dumps = {}
+    dumps: dict[int, dict[str, Any]] = {}
     for file in files:
         try:
             dump = json.loads(file.read_text())
@@ -122,7 +122,9 @@ def read(paths: Sequence[str | Path]) -> Dumps:
         if not isinstance(dump, dict) or dump.get("format") != FORMAT:
             raise ValueError(f'{file}: expected a "{FORMAT}".')
         dumps[dump["process"]] = dump
-    return dumps_of(dumps)
+    # A folder may have some of an older job.
+    newest = max(dumps.values(), key=lambda dump: dump["clock"]["wall_ns"])
+    return dumps_of({p: dump for p, dump in dumps.items() if dump["job"] == newest["job"]})
 
 
 def dumps_of(dumps: dict[int, dict[str, Any]]) -> Dumps:
@@ -164,11 +166,3 @@ def _hash(devices: Iterable[int]) -> int:
         for byte in device.to_bytes(8, "little", signed=True):
             value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1
     return value
-
-
-def _ordinal(device: int, devices: Sequence[int], processes: Sequence[int], process: int) -> int:
-    """Returns the number of a device in its process."""
-    if not processes:
-        return device
-    own = {d for d, p in zip(devices, processes, strict=True) if p == process}
-    return device - min(own)

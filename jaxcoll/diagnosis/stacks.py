@@ -12,8 +12,14 @@ import jax
 
 from jaxcoll.diagnosis import black_box
 
-_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "")
-_OWN = os.path.dirname(os.path.dirname(__file__))
+
+def _as_written(path: str) -> str:
+    """Returns a path as faulthandler writes it."""
+    return path.encode("ascii", "backslashreplace").decode()
+
+
+_JAX = _as_written(os.path.join(os.path.dirname(jax.__file__), "_src", ""))
+_OWN = _as_written(os.path.dirname(os.path.dirname(__file__)))
 # Of files in jax/_src, by what a frame in them means.
 _COMPILES = (
     "compiler.py",

@@ -157,6 +157,12 @@ def _part(path: Path, process: int) -> Path:
     return path.with_name(f"{path.name}.process_{process}")
 
 
+def remove_parts(path: Path, count: int) -> None:
+    """Removes what an earlier job has left."""
+    for process in range(count):
+        _part(path, process).unlink(missing_ok=True)
+
+
 def read_parts(path: Path, count: int, limit_s: float = 0.0) -> dict[int, dict[str, Any]]:
     """Returns what all processes have seen, and removes the files; waits for those that lack."""
     until = time.monotonic() + limit_s

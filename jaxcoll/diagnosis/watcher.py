@@ -44,13 +44,13 @@ class _Watcher(threading.Thread):
         dumps.tell_engine()
 
     def run(self) -> None:
-        try:
-            period_s = _FIRST_PERIOD_S
-            while not self._stops.wait(period_s):
+        period_s = _FIRST_PERIOD_S
+        while not self._stops.wait(period_s):
+            try:
                 self.look()
-                period_s = min(2 * period_s, _PERIOD_S)
-        except Exception:
-            logger.warning("jaxcoll: this process's diagnosis failed", exc_info=True)
+            except Exception:  # the next look may succeed
+                logger.warning("jaxcoll: this process's diagnosis failed", exc_info=True)
+            period_s = min(2 * period_s, _PERIOD_S)
 
     def look(self) -> None:
         """Looks once."""
@@ -65,14 +65,15 @@ class _Watcher(threading.Thread):
     def _dump_what_is_due(self) -> None:
         with self._lock:
             failure, asked = self._seen_failure(), self._core.dumps_asked()
+            before, asked_before = self._failure, self._num_asked
+            self._failure, self._num_asked = failure, asked
             # Where the job has failed, what fails after that is no news.
             news = 1 if failure[1] else 0
-            if failure[news] != self._failure[news]:
+            if failure[news] != before[news]:
                 dumps.after_failure(failure[1] or self._core.last_failure())
-            elif asked != self._num_asked:
+            elif asked != asked_before:
                 where = "nowhere: JAXCOLL_DUMP_DIR=none" if dumps.folder() is None else dumps.dump()
                 logger.warning("jaxcoll: dumped to %s", where)
-            self._failure, self._num_asked = failure, asked
 
     def end(self) -> None:
         """Ends the watch; has the process end as a failed one where work nobody awaited failed."""

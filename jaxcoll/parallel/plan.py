@@ -10,9 +10,10 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxcoll import _compat
 from jaxcoll._errors import did_you_mean, listed
 from jaxcoll.mesh import make_mesh
-from jaxcoll.parallel.batches import LossFn
+from jaxcoll.parallel.batches import LossFn, cross_entropy
 from jaxcoll.parallel.describe import describe
 from jaxcoll.parallel.fully_shard import fully_shard
 from jaxcoll.parallel.pipelined import pipe_of, with_pipe
@@ -152,11 +153,12 @@ class ParallelPlan:
 
         Raises:
             ValueError: there was no `init`. The step: a state that another plan, model or optimizer
-                made, or one that was donated.
+                made, or one that was donated; a loss that differs between tensor ranks.
         """
         call = "ParallelPlan.build_train_step"
         if self._model is None:
             raise ValueError(f"{call}: no model yet: call init(model, optimizer, ...) before it.")
+        loss_fn = _of_whole_outputs(call, cross_entropy if loss_fn is None else loss_fn)
         step = build_step(call, self._model, loss_fn, self.batch_axes, self._accumulate)
         mapped = jax.shard_map(
             step,
@@ -195,6 +197,25 @@ class ParallelPlan:
     def describe(self, state: TrainState) -> str:
         """Returns a text: the mesh, and how each leaf of a state lies on it, with bytes."""
         return f"{describe(self.mesh)}\n\n{describe(state)}"
+
+
+def _of_whole_outputs(call: str, loss_fn: LossFn) -> LossFn:
+    """Returns the loss function, with an error where a tensor rank has a loss of its own."""
+
+    @ft.wraps(loss_fn)
+    def checked(outputs: Any, batch: Any) -> Any:
+        values = loss_fn(outputs, batch)
+        for leaf in jax.tree.leaves(values):
+            if "tensor" in _compat.varying_axes(jax.typeof(leaf)):
+                raise ValueError(
+                    f'{call}: loss_fn: its loss differs between the ranks of "tensor": each has '
+                    "a part of the model's outputs. Compute it from all of them, of logits that "
+                    "are split over the vocabulary with jaxcoll.vocab_parallel_cross_entropy(..., "
+                    '"tensor"), or gather the outputs.'
+                )
+        return values
+
+    return checked
 
 
 def _is_gone(leaf: Any) -> bool:

@@ -129,8 +129,6 @@ void WhoCompilesOrPausesIsExcused(Context& context) {
   context.Expect(box->IsExcused(now_ns, -1), "who compiles is, for ever");
   context.Expect(box->IsExcused(now_ns, 6 * kSecond), "or for so long");
   context.Expect(!box->IsExcused(now_ns, 4 * kSecond), "and no longer");
-  set(Phase::kCompiling, now_ns - 5 * kSecond, now_ns - 5 * kSecond);
-  context.Expect(!box->IsExcused(now_ns, -1), "nobody knows whether it still does");
   set(Phase::kPython, now_ns, now_ns);
   header.paused_until_ns.store(now_ns + kSecond);
   context.Expect(box->IsExcused(now_ns, -1), "who pauses is");

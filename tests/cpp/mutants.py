@@ -495,8 +495,8 @@ MUTANTS = [
     Mutant(
         "who compiles is waited for",
         "csrc/host/exchange.cc",
-        "box != nullptr && box->IsExcused(",
-        "box == nullptr && box->IsExcused(",
+        "  if (AnyoneIsExcused(now_ns)) {",
+        "  if (false) {",
         ("exchange_failing", "WhoCompilesIsWaitedFor"),
     ),
     Mutant(
@@ -505,13 +505,6 @@ MUTANTS = [
         "std::max(since_ns, excused_ns_)",
         "since_ns",
         ("exchange_failing", "WhoCompilesIsWaitedFor"),
-    ),
-    Mutant(
-        "a process that does not look after itself is not compiling",
-        "csrc/host/black_box.cc",
-        "phase == Phase::kCompiling && looks &&",
-        "phase == Phase::kCompiling &&",
-        ("black_box", "WhoCompilesOrPausesIsExcused"),
     ),
     Mutant(
         "stacks are not read while they are written",

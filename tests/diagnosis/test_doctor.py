@@ -27,6 +27,7 @@ class Job:
         self.dumps: list[Any] = [
             {
                 "format": FORMAT,
+                "job": "this one",
                 "host": "here",
                 "clock": {"now_ns": 0, "wall_ns": 10**18 + 5 * rank * 10**9},
                 "pid": 100 + rank,
@@ -198,3 +199,29 @@ def test_the_command(job, tmp_path, capsys):
     job.call(1, (0, 1, 3))
     assert cli.main(["doctor", *job.write(tmp_path)]) == doctor.BEHIND
     assert "is behind" in capsys.readouterr().out
+
+
+def test_a_chain_is_no_mismatch(job, tmp_path):
+    """Rank 3 waits for rank 0 in one call, which waits for rank 1 in another."""
+    job.call(2, (3,), group=3, of=2)  # of ranks 0 and 3, by position
+    job.rows[3][-1] = (*job.rows[3][-1][:4], 1, *job.rows[3][-1][5:])
+    for rank, number in ((0, 0), (3, 1)):  # it has met before
+        row = list(job.rows[rank][-2 if rank == 3 else -1])
+        row[1:6] = [500 + rank, 2, 3, number, 99]
+        job.rows[rank].insert(0, tuple(row))
+    job.call(1, (0, 2))
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.BEHIND, text
+    assert "each for the others" not in text
+    assert "rank 1, 3 (" in text or "rank 1 (" in text
+
+
+def test_an_older_jobs_dump_is_left_alone(job, tmp_path):
+    job.write(tmp_path)
+    old = json.loads((tmp_path / "process_3.json").read_text())
+    old |= {"process": 7, "job": "an older one", "num_processes": 8}
+    old["clock"] = {"now_ns": 1, "wall_ns": 10**17}
+    (tmp_path / "process_7.json").write_text(json.dumps(old))
+    text, status = doctor.report([tmp_path])
+    assert status == 0
+    assert "4 processes, 4 dumps" in text

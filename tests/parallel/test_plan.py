@@ -192,6 +192,10 @@ def test_errors():
         plan_of({"fsdp": 2}, schedule="1b1f")
     with pytest.raises(ValueError, match=r"ParallelPlan: accumulate: expected at least 1, got 0"):
         plan_of({"fsdp": 2}, accumulate=0)
+    plan = plan_of({"tensor": 2, "data": 2})
+    state = plan.init(of_linen("tensor", plan.mesh), optax.sgd(0.1), key, data)
+    with pytest.raises(ValueError, match='loss_fn: its loss differs between the ranks of "tensor"'):
+        plan.build_train_step()(state, data)
     plan = plan_of({"pipe": 8})
     with pytest.raises(ValueError, match="model: 5 layers can't be spread over 8 stages"):
         plan.init(of_linen(None, None), optax.sgd(0.1), key, data)

@@ -1,0 +1,155 @@
+"""What `zero_step.py` and `plan_step.py` share: a training step in three ways, in turn."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from shared import peak_bytes
+
+# Way -> what it is called, and its color. The first is ours; GSPMD: `jax.jit` of the plain step on
+# arrays with the same shardings.
+WAYS = {"auto": ("jaxcoll", "#1b7837"), "lax": ("lax", "#bbbbbb"), "GSPMD": ("GSPMD", "#7b7b9d")}
+
+
+def windows(of: Any) -> tuple[Any, Any]:
+    """Returns inputs and labels of a step of a model: (width, heads, layers, windows, bytes)."""
+    import numpy as np
+
+    *_, count, length = of
+    tokens = np.random.default_rng(0).integers(0, 256, (count, length + 1), dtype=np.int32)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def placed(arrays: Any, sharding: Any) -> Any:
+    """Returns global arrays of what every process has."""
+    import jax
+
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, sharding, x.__getitem__), arrays
+    )
+
+
+def by_gspmd(model: Any, like: Any, batch: Any) -> tuple[Any, Any, Any]:
+    """Returns the plain step on arrays with the shardings of a state, its state and its batch."""
+    import jax
+    import optax
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    like = like.unpadded()
+    optimizer, mesh = like.optimizer, batch[0].sharding.mesh
+    shardings = jax.tree.map(
+        lambda leaf: NamedSharding(mesh, leaf.sharding.spec), (like.params, like.opt_state)
+    )
+
+    def train_step(state: Any, batch: Any) -> Any:
+        params, opt_state = state
+
+        def loss(params: Any) -> Any:
+            logits = model.apply({"params": params}, batch[0])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), {"loss": value}
+
+    step = jax.jit(
+        train_step,
+        in_shardings=(shardings, jax.tree.map(lambda x: x.sharding, batch)),
+        out_shardings=(shardings, NamedSharding(mesh, P())),
+        donate_argnums=0,
+    )
+    return step, (like.params, like.opt_state), batch
+
+
+def compare(make: Callable[[str], tuple[Any, Any, Any]], rounds: int) -> dict[str, Any]:
+    """Measures all ways in turn.
+
+    Args:
+        make: returns a way's jitted step, `(state, batch)` to a state and metrics with a loss, and
+            its state, which is donated, and its batch.
+        rounds: how many.
+
+    Returns:
+        A row: times, ratios of rounds, bytes, and losses.
+    """
+    import jax
+
+    import jaxcoll
+
+    steps, peaks = {}, {}
+    for way in WAYS:
+        with jaxcoll.using(backend="lax" if way == "lax" else "auto"):
+            step, state, batch = make(way)
+            compiled = step.lower(state, batch).compile()
+        peaks[way], steps[way] = peak_bytes(compiled), (compiled, state, batch)
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    losses = {}
+    for number in range(rounds + 2):
+        for way in list(WAYS)[:: 1 if number % 2 else -1]:
+            step, state, batch = steps[way]
+            begin = time.perf_counter()
+            state, metrics = jax.block_until_ready(step(state, batch))
+            if number > 1:  # warm
+                seconds[way].append(time.perf_counter() - begin)
+            steps[way], losses[way] = (step, state, batch), float(metrics["loss"])
+    better = [min(pair) for pair in zip(seconds["lax"], seconds["GSPMD"], strict=True)]
+
+    def over_ours(times: list[float]) -> float:
+        return statistics.median(a / b for a, b in zip(times, seconds["auto"], strict=True))
+
+    return {
+        "ms": {way: 1e3 * statistics.median(times) for way, times in seconds.items()},
+        "ratio": {"lax": over_ours(seconds["lax"]), "better": over_ours(better)},
+        "peak bytes": peaks,
+        "losses": losses,
+        "equal": max(losses.values()) - min(losses.values()) < 2e-3,
+    }
+
+
+# ---- Pages and pictures --------------------------------------------------------------------------
+
+
+def tokens(row: dict[str, Any]) -> int:
+    """Returns how many tokens a step has."""
+    return row["model"][3] * row["model"][4]
+
+
+def model_text(row: dict[str, Any]) -> str:
+    """Returns width, layers and tokens."""
+    return f"{row['model'][0]} x {row['model'][2]}, {tokens(row)}"
+
+
+def rate(row: dict[str, Any], way: str) -> float:
+    """Returns tokens per second."""
+    return tokens(row) / row["ms"][way] * 1e3
+
+
+def peaks_text(row: dict[str, Any]) -> str:
+    """Returns megabytes on a device, of each way."""
+    return ", ".join(f"{row['peak bytes'][way] / 1e6:.1f}" for way in WAYS)
+
+
+def losses_text(row: dict[str, Any]) -> str:
+    """Says whether losses are equal."""
+    return "equal" if row["equal"] else "DIFFERENT"
+
+
+def bars(axes: Any, rows: list[dict[str, Any]], labels: list[str], title: str) -> None:
+    """Draws tokens per second of each way, for each row."""
+    for i, (way, (name, color)) in enumerate(WAYS.items()):
+        places = [j + 0.27 * (i - 1) for j in range(len(rows))]
+        axes.bar(places, [rate(row, way) for row in rows], 0.25, label=name, color=color)
+    axes.set_xticks(range(len(rows)), labels, fontsize=8)
+    axes.set_ylabel("tokens/s", fontsize=8)
+    axes.set_title(title, fontsize=9)
+
+
+def suptitle(figure: Any, result: dict[str, Any]) -> None:
+    """Says over a picture what it shows, and where that was measured."""
+    of = result["environment"]
+    figure.suptitle(
+        f"Training steps of processes x devices; {of['cores']} cores of {of['cpu']}, {of['date']}",
+        fontsize=10,
+    )
