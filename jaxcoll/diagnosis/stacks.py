@@ -2,6 +2,7 @@
 
 import dataclasses
 import faulthandler
+import linecache
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ _COMPILES = (
 )
 _CALLS_BACK = ("callback.py", "python_callback.py")
 _AWAITS = ("api.py", "array.py")
+_AWAITING = ".block_until_ready("
 _NOT_THE_USERS = (os.path.join(_OWN, "_launched.py"), "<frozen runpy>")
 _MOST_FRAMES = 16
 
@@ -39,6 +41,11 @@ class _Frame:
     file: str
     line: str
     function: str
+
+    @property
+    def awaits(self) -> bool:
+        """Whether its line asks for results; the function that waits is not Python's."""
+        return self.line.isdigit() and _AWAITING in linecache.getline(self.file, int(self.line))
 
     def __str__(self) -> str:
         return f'File "{self.file}", line {self.line}, in {self.function}'
@@ -106,7 +113,7 @@ def _phase_of(frames: list[_Frame]) -> int:
                 return black_box.CALLBACK
             if file in _COMPILES:
                 return black_box.COMPILING
-    if frames and frames[0].file in {_JAX + file for file in _AWAITS}:
+    if frames and (frames[0].file in {_JAX + file for file in _AWAITS} or frames[0].awaits):
         return black_box.AWAITING
     return black_box.PYTHON
 

@@ -39,7 +39,7 @@ OTHER_ABI = """
     core = types.ModuleType("jaxcoll._core")
     core.types = lambda: {}
     core.targets = lambda: {"jaxcoll_all_reduce": {"execute": object()}}
-    core.set_timeout = lambda seconds: None
+    core.set_timeout = core.set_compile_timeout = lambda seconds: None
     core.num_calls = lambda: 0
     sys.modules["jaxcoll._core"] = core
 """

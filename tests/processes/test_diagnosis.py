@@ -86,7 +86,7 @@ def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
         assert max(waited, default=0) <= LIMIT_S + GRACE_S
 
 
-@pytest.mark.parametrize("processes", [4, pytest.param(1, marks=full)])
+@pytest.mark.parametrize("processes", [1, pytest.param(4, marks=full)])
 def test_a_straggler_is_named(processes, tmp_path):
     said, code, _ = debug("slow", processes, tmp_path)
     assert code == 0, said
@@ -175,6 +175,7 @@ def test_another_process_reads_a_black_box():
     assert done.stdout == f"{os.getpid()}\n"
 
 
+@full
 def test_a_timeline_of_a_job(tmp_path):
     """Its straggler is where it says, on the clock of all processes."""
     file = tmp_path / "timeline.json"
