@@ -76,7 +76,7 @@ class _Active(threading.local):
 
 _active = _Active()
 
-_latest: collections.deque[tuple[Path, str]] = collections.deque(maxlen=32)
+_latest: collections.deque[str] = collections.deque(maxlen=32)
 
 
 def note(decision: Decision) -> None:
@@ -88,7 +88,7 @@ def note(decision: Decision) -> None:
     axes = ", ".join(f'"{axis}"' for axis in decision.axes) or "no axis"
     why = f": {decision.reason}" if decision.reason else ""
     line = f"{decision.op} over {axes}, called at {decision.source}: {decision.path}{why}"
-    _latest.append((decision.path, line))
+    _latest.append(line)
     logger.info("jaxcoll: %s", line)
 
 
@@ -96,12 +96,7 @@ def latest() -> str:
     """Returns the collectives that were lowered last in this process, a line each."""
     if not _latest:
         return "no collectives were lowered"
-    return "\n".join(["the collectives that were lowered last:", *(text for _, text in _latest)])
-
-
-def some_are_on_lax() -> bool:
-    """Tells whether one of those runs on jax.lax."""
-    return any(path == "lax" for path, _ in _latest)
+    return "\n".join(["the collectives that were lowered last:", *_latest])
 
 
 def warn(text: str) -> None:

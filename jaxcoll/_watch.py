@@ -20,6 +20,8 @@ from jaxcoll.diagnosis.errors import collective_text, note_seen
 from jaxcoll.diagnosis.stacks import Stacks
 
 _LOOK_S = 0.1
+# In which the errors of the native path come first.
+_GRACE_S = 3.0
 # How often a process tells the others how far it is, through JAX's coordination service.
 _TELL_S = 2.0
 
@@ -276,7 +278,7 @@ class _Thread(threading.Thread):
                 continue
             each.waited_s += passed_s
             limit_s = config.timeout_s
-            is_late = limit_s is not None and each.waited_s >= limit_s + watcher.GRACE_S
+            is_late = limit_s is not None and each.waited_s >= limit_s + _GRACE_S
             if is_late and not each.is_reported:
                 each.is_reported = True
                 self._report(each, stack)

@@ -6,23 +6,19 @@ answers those that ask, and writes a dump when a call has failed or when it is a
 
 import atexit
 import functools as ft
-import math
 import threading
-import time
 from typing import Any
 
 import jax
 
-from jaxcoll import _decisions, _native
-from jaxcoll._config import config, logger
-from jaxcoll.diagnosis import black_box, dumps, errors
+from jaxcoll import _native
+from jaxcoll._config import logger
+from jaxcoll.diagnosis import dumps, errors
 from jaxcoll.diagnosis.stacks import Stacks
 
 _PERIOD_S = 0.2
 _FIRST_PERIOD_S = 0.01
 _JOIN_S = 2.0
-# In which the errors of the native path come first.
-GRACE_S = 3.0
 
 
 @ft.cache
@@ -44,7 +40,6 @@ class _Watcher(threading.Thread):
         self._failure = self._seen_failure()
         self._num_asked = core.dumps_asked()
         self._lock = threading.Lock()
-        self._awaits_since: float | None = None
         core.dump_on_signal()
         dumps.tell_engine()
 
@@ -63,27 +58,6 @@ class _Watcher(threading.Thread):
         phase, stack = self._stacks.look()
         self._core.tell(phase, stack, question)
         self._dump_what_is_due()
-        self._look_for_xla(phase, stack)
-
-    def _look_for_xla(self, phase: int, stack: str) -> None:
-        """Warns, before XLA ends the process, where a collective of XLA's may have no end."""
-        now, limit_s = time.monotonic(), config.timeout_s
-        if phase not in (black_box.AWAITING, black_box.CALLBACK):
-            self._awaits_since = None
-        elif self._awaits_since is None:
-            self._awaits_since = now
-        elif (
-            limit_s is not None
-            and self._awaits_since + limit_s + GRACE_S < now
-            and _decisions.some_are_on_lax()
-        ):
-            self._awaits_since = math.inf  # once
-            logger.warning(
-                "jaxcoll: this process has waited for results for %.0f s. A rank may be missing "
-                "from a collective on jax.lax, which does not say so; XLA ends the process after "
-                "its own limit. %s\nIt waits at\n%s\n%s",
-                *(limit_s, _decisions.latest(), stack, self._dumped()),
-            )
 
     def _dumped(self) -> str:
         """Dumps, and says where."""

@@ -1,24 +1,22 @@
 """Steps and blocks that don't end on jax.lax, where nothing of ours waits, are reported."""
 
-import functools as ft
 import logging
 import time
-import types
 
 import jax
 import numpy as np
 import pytest
-from checks import mapped, mesh, native_missing
+from checks import mapped, mesh
 
 import jaxcoll
-from jaxcoll.diagnosis import watcher
+from jaxcoll import _watch
 
 SLEEP_S = 1.2
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(watcher, "GRACE_S", 0.1)
+    monkeypatch.setattr(_watch, "_GRACE_S", 0.1)
     before = jaxcoll.config.timeout_s
     jaxcoll.config.timeout_s = 0.3
     yield
@@ -50,19 +48,6 @@ def test_a_step_that_does_not_end(caplog):
     assert "all_reduce sum" in report  # the collectives of the program
     assert "in a callback" in report
     assert "in sleep" in report
-
-
-@pytest.mark.skipif(native_missing() is not None, reason="without the extension nobody looks")
-def test_a_wait_that_nobody_watches(caplog):
-    """Named before XLA ends the process, where something has started to look after this one."""
-    watcher.start()
-    f = mapped(lambda x: jaxcoll.all_reduce(x, "x", backend="lax"), mesh(2))
-    jaxcoll.explain(f, np.ones((2, 3), np.float32))
-    jax.block_until_ready(types.SimpleNamespace(block_until_ready=ft.partial(time.sleep, SLEEP_S)))
-    (warning,) = [r.getMessage() for r in caplog.records if "has waited for" in r.getMessage()]
-    assert "all_reduce over" in warning
-    assert 'backend="lax" was asked for' in warning
-    assert "in test_a_wait_that_nobody_watches" in warning
 
 
 def test_a_block_that_does_not_end_is_reported_once(caplog):
