@@ -30,7 +30,7 @@ help:  ## show this list
 demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 minutes)
 	$(BIN)/python examples/train_lm.py $(ARGS)
 
-test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (7 minutes on 2 cores)
+test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (about ten minutes on 2 cores)
 	$(PYTEST) $(ARGS)
 	JAXCOLL_BACKEND=lax $(PYTEST) $(addprefix --ignore tests/,repo examples seeds docs model parallel processes) $(ARGS) $(LAX_ARGS)
 

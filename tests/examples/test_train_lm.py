@@ -84,6 +84,7 @@ def test_resume_without_a_checkpoint_says_what_to_do(run_example, tiny):
     assert re.search(r"expected a checkpoint in .*nothing.*train without --resume", done.stderr)
 
 
+@pytest.mark.full
 def test_a_full_length_run_that_misses_the_margin_fails(run_example, tiny):
     # No blocks: it can at best learn what the bigram model counts.
     arguments = (*tiny, "--num-layers=0", "--devices=2", "--batch=2", NO_TIMING)

@@ -275,7 +275,12 @@ def test_weights_that_differ_between_micro_batches():
 
 
 @pytest.mark.parametrize(
-    ("name", "stage"), [("1f1b", 1), ("interleaved 2", 2), ("interleaved 2", 3)]
+    ("name", "stage"),
+    [
+        pytest.param("1f1b", 1, marks=pytest.mark.full),
+        pytest.param("interleaved 2", 2, marks=pytest.mark.full),
+        ("interleaved 2", 3),
+    ],
 )
 def test_with_a_state_in_parts(name: str, stage: int):
     data, mesh = batch(), mesh_of(pipe=2, data=2, fsdp=2)

@@ -103,6 +103,7 @@ def test_without_a_fault_nothing_is_wrong(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@full
 def test_who_compiles_or_pauses_is_waited_for():
     for rank, said in run_job("excused.py", processes=2).items():
         compiles, pauses, too_long, compiles_too_long = said

@@ -154,7 +154,8 @@ def fail(kind: str, tmp_path, *, processes: int = 2, devices: int = 1, expect: i
     return lines, errors
 
 
-@pytest.mark.parametrize("kind", ["shapes", pytest.param("dtypes", marks=full)])
+@full
+@pytest.mark.parametrize("kind", ["shapes", "dtypes"])
 def test_different_calls_are_named_on_all_within_two_seconds(kind, tmp_path):
     lines, errors = fail(kind, tmp_path, devices=2)
     assert errors.keys() == {0, 1}
