@@ -195,10 +195,10 @@ def test_a_timeline_of_a_job(tmp_path):
     events = json.loads(file.read_text())["traceEvents"]
     calls = [e for e in events if e.get("cat") == "call"]
     assert len(calls) == 2 * 2 * 30
-    waits = [e for e in events if e.get("cat") == "waiting" and e["dur"] > 40e3]
-    assert {wait["pid"] for wait in waits} == {0}
-    assert 18 <= len(waits) <= 22  # the start, too
-    assert all(wait["dur"] < 1e6 for wait in waits[1:])
+    waits = [e["pid"] for e in events if e.get("cat") == "waiting" and e["dur"] > 40e3]
+    # 20 times for the straggler; and now and then for a core, on a busy machine.
+    assert waits.count(0) >= 18
+    assert waits.count(1) < 9
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("dumps", "timeline.json", "timeline.png")
     ]
