@@ -84,7 +84,7 @@ def _own_folder() -> Path | None:
     root = Path(tempfile.gettempdir()) / f"jaxcoll-{_user()}"
     with contextlib.suppress(OSError):
         root.mkdir(mode=0o700, exist_ok=True)
-        if root.lstat().st_uid != os.getuid():  # somebody was faster
+        if hasattr(os, "getuid") and root.lstat().st_uid != os.getuid():  # somebody was faster
             return Path(tempfile.mkdtemp(prefix="jaxcoll-")) / job
     return root / job
 
