@@ -313,12 +313,13 @@ def _describe(
 ) -> None:
     """Notes what stands at a site, for errors and for the black box."""
     axes = ", ".join(f'"{axis}"' for axis in request.axes)
+    size = sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in)
     source = _compat.source_line(ctx)
     details: dict[str, Any] = {
         "op": request.op if request.reduction is None else f"{request.op} {request.reduction}",
         "axes": request.axes,
         "operands": types,
-        "bytes": int(sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_in)),
+        "bytes": int(size),
         "ranks": len(groups[0]),
         "program": _compat.module_name(ctx),
         "source": source,
@@ -332,7 +333,7 @@ def _describe(
             m if devices is None else devices[m].local_hardware_id for m in members
         ]
         details["processes"] = placement["processes"]
-    text = f"{request.op} over {axes or 'no axis'} of {types}, called at {source}"
+    text = f"{request.op} over {axes or 'no axis'} of {types} ({size:,} bytes), called at {source}"
     _native.describe_site(site, text, details)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools as ft
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,6 +101,17 @@ def assert_conforms(
 
 
 @ft.cache
+def zero_late(axis: str, rank: int, seconds: float) -> jax.Array:
+    """Returns 0 on all ranks of an axis, on one of them after some seconds in a callback."""
+
+    def sleep(index: Any) -> np.ndarray:
+        time.sleep(seconds if index == rank else 0)
+        return np.zeros((), np.float32)
+
+    shape = jax.ShapeDtypeStruct((), np.float32)
+    return jax.pure_callback(sleep, shape, jax.lax.axis_index(axis))
+
+
 def native_missing() -> str | None:
     """Says why no call can be native in this process, or None."""
     jax.devices()

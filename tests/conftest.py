@@ -6,6 +6,7 @@ JAX all pairs of the others, on lax and with `--each-value` on another JAX each 
 that compile long, `@pytest.mark.slow`. With `--full`, all run the whole product.
 """
 
+import gc
 import itertools as it
 import os
 import pathlib
@@ -29,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(50_000, 20, 50)  # JAX makes much that lives long
     # Not what somebody once measured on this machine.
     os.environ["JAXCOLL_CROSSOVERS"] = os.devnull + "/none"
     os.environ["JAXCOLL_DUMP_DIR"] = "none"  # tests that fail calls leave nothing

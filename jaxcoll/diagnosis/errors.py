@@ -2,15 +2,17 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 from jaxcoll._errors import CollectiveError
 
 _MARK = "jaxcoll.CollectiveError: "
 _CALL = re.compile(
-    r'(?P<op>\w+) over (?P<axes>"[^"]+"(?:, "[^"]+")*|no axis) of (?P<operands>.+?), '
-    r"called at (?P<source>[^\n]*?:\d+ \([^\n]*?\)|unknown line)"
+    r'(?P<op>\w+) over (?P<axes>"[^"]+"(?:, "[^"]+")*|no axis) of (?P<operands>.+?) '
+    r"\((?P<bytes>[\d,]+) bytes\), called at (?P<source>[^\n]*?:\d+ \([^\n]*?\)|unknown line)"
 )
+_OR = ", or "  # between alike calls
 _WAITED = re.compile(r"waited (\d+\.\d) s")
 _LIMIT = re.compile(r"the limit is (\d+\.\d) s")
 _EXECUTION = re.compile(r"execution (\d+) of this call")
@@ -51,7 +53,9 @@ class ErrorInfo:
         axes: the mesh axes of the call.
         operands: types of the operands of one rank, as in `f32[8,128]`; more than four are counted
             in the last entry.
-        source: the user's `file:line (function)`; None as for `op`.
+        bytes: of all operands of one rank; None as for `op`.
+        source: the user's `file:line (function)`, or several with `or`: alike calls in programs of
+            one name can't be told apart; None as for `op`.
         execution: which execution of that call it was, from 1: in a job of several processes since
             they attached, else in the run of the program.
         waited_s: seconds until the error.
@@ -66,6 +70,7 @@ class ErrorInfo:
     op: str | None
     axes: tuple[str, ...]
     operands: tuple[str, ...]
+    bytes: int | None
     source: str | None
     execution: int | None
     waited_s: float | None
@@ -100,17 +105,17 @@ def error_info(error: BaseException | str) -> ErrorInfo | None:
     head = text.splitlines()[0]
     waited, limit = _WAITED.search(head), _LIMIT.search(head)
     execution, folder = _EXECUTION.search(head), _FOLDER.search(text)
-    calls = _CALL.match(head)
-    if calls is not None and head[calls.end() : calls.end() + 1] != ":":  # one text of several
-        calls = None
+    calls = _calls(head)
+    size = _common(call["bytes"] for call in calls)
     came, missing = _ranks(head, dict(_details(text)))
     is_mismatch = head.startswith("the processes called different collectives")
     return ErrorInfo(
         kind="mismatch" if is_mismatch else "missing" if missing else "other",
-        op=calls["op"] if calls else None,
-        axes=tuple(re.findall(r'"([^"]+)"', calls["axes"])) if calls else (),
-        operands=_operands(calls["operands"]) if calls else (),
-        source=calls["source"] if calls else None,
+        op=_common(call["op"] for call in calls),
+        axes=tuple(re.findall(r'"([^"]+)"', _common(call["axes"] for call in calls) or "")),
+        operands=_operands(_common(call["operands"] for call in calls) or ""),
+        bytes=None if size is None else int(size.replace(",", "")),
+        source=" or ".join(call["source"] for call in calls) or None,
         execution=int(execution[1]) if execution else None,
         waited_s=float(waited[1]) if waited else None,
         limit_s=float(limit[1]) if limit else None,
@@ -160,6 +165,24 @@ def was_seen(error: BaseException) -> bool:
 
 def _line(text: str) -> str:
     return text.partition("\n")[0].partition(": while running")[0]
+
+
+def _calls(head: str) -> list[re.Match[str]]:
+    """Returns the call that a text begins with, or the alike ones between which it can't tell."""
+    calls: list[re.Match[str]] = []
+    at = 0
+    while (call := _CALL.match(head, at)) is not None:
+        calls.append(call)
+        at = call.end() + len(_OR)
+        if not head.startswith(_OR, call.end()):
+            break
+    return calls if calls and head.startswith(":", calls[-1].end()) else []
+
+
+def _common(texts: Iterable[str]) -> str | None:
+    """Returns what all texts say, or None."""
+    different = {*texts}
+    return different.pop() if len(different) == 1 else None
 
 
 def _operands(text: str) -> tuple[str, ...]:

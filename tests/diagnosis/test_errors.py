@@ -1,12 +1,11 @@
 """A failed call's error as fields, and as `CollectiveError`."""
 
 import re
-import time
 
 import jax
 import numpy as np
 import pytest
-from checks import mapped, mesh, native_missing
+from checks import mapped, mesh, native_missing, zero_late
 
 import jaxcoll
 
@@ -14,11 +13,11 @@ needs_engine = pytest.mark.skipif(native_missing() is not None, reason="errors o
 
 OF_PROCESSES = (
     'INTERNAL: jaxcoll.CollectiveError: all_reduce over "data", "model" of f32[8,2], i32[] and 3 '
-    "more, called at /a/train.py:31 (step): waited 5.0 s for rank 2, 3 (process 1, pid 42, "
-    "running), rank 6 (process 3, pid 44, stopped); arrived: rank 0, 1 (process 0), rank 4 "
+    "more (1,084 bytes), called at /a/train.py:31 (step): waited 5.0 s for rank 2, 3 (process 1, "
+    "pid 42, running), rank 6 (process 3, pid 44, stopped); arrived: rank 0, 1 (process 0), rank 4 "
     "(process 2); execution 17 of this call (the limit is 5.0 s)\n"
-    '  rank 2, 3: last call, ended 1.0 s ago: all_gather over "data" of f32[4], called at '
-    "/a/train.py:30 (step) (call 7 of device 0)\n"
+    '  rank 2, 3: last call, ended 1.0 s ago: all_gather over "data" of f32[4] (16 bytes), called '
+    "at /a/train.py:30 (step) (call 7 of device 0)\n"
     "  in Python for 5.1 s; Python stack, 0.0 s ago:\n"
     '    File "/a/train.py", line 12, in load\n'
     "  rank 6: no call yet\n"
@@ -26,8 +25,8 @@ OF_PROCESSES = (
 )
 MISMATCH = (
     "jaxcoll.CollectiveError: the processes called different collectives, or the same in another "
-    'order: process 0 waits in all_reduce over "x" of f32[8], called at a.py:1 (f); process 1 '
-    'waits in ppermute over "x" of f32[8], called at a.py:2 (f)'
+    'order: process 0 waits in all_reduce over "x" of f32[8] (32 bytes), called at a.py:1 (f); '
+    'process 1 waits in ppermute over "x" of f32[8] (32 bytes), called at a.py:2 (f)'
 )
 
 
@@ -36,6 +35,7 @@ def test_the_fields_of_a_job_of_several_processes():
     assert info is not None
     assert (info.kind, info.op, info.axes) == ("missing", "all_reduce", ("data", "model"))
     assert info.operands == ("f32[8,2]", "i32[]", "3 more")
+    assert info.bytes == 1084
     assert info.source == "/a/train.py:31 (step)"
     assert (info.execution, info.waited_s, info.limit_s) == (17, 5.0, 5.0)
     assert info.arrived == (0, 1, 4)
@@ -56,6 +56,27 @@ def test_the_fields_of_a_mismatch():
     assert (info.kind, info.op, info.source, info.missing) == ("mismatch", None, None, ())
 
 
+def test_alike_calls_in_programs_of_one_name():
+    """Which of them it was is not known; what they share is."""
+    call = 'all_gather over "x" of f32[8] (32 bytes), called at a.py:%d (f)'
+    calls = f"jaxcoll.CollectiveError: {call % 1}, or {call % 2}"
+    waited = (
+        ": waited 1.0 s (the limit is 1.0 s) for rank 1 (device 1) of 2; arrived: rank 0 (device 0)"
+    )
+    info = jaxcoll.error_info(calls + waited)
+    assert info is not None
+    assert (info.kind, info.op, info.operands, info.bytes) == (
+        "missing",
+        "all_gather",
+        ("f32[8]",),
+        32,
+    )
+    assert info.source == "a.py:1 (f) or a.py:2 (f)"
+    info = jaxcoll.error_info((calls + waited).replace("all_gather", "ppermute", 1))
+    assert info is not None
+    assert info.op is None
+
+
 def test_other_errors_have_none():
     assert jaxcoll.error_info(ValueError("no rank of mine")) is None
     assert jaxcoll.error_info("") is None
@@ -74,15 +95,7 @@ def test_causes_are_looked_through():
 
 
 def late_rank(x):
-    """A step to which rank 2 comes late."""
-
-    def sleep(rank):
-        time.sleep(1.5 if rank == 2 else 0)
-        return np.float32(0)
-
-    shape = jax.ShapeDtypeStruct((), np.float32)
-    late = jax.pure_callback(sleep, shape, jax.lax.axis_index("x"))
-    return jaxcoll.all_reduce(x + late, "x")
+    return jaxcoll.all_reduce(x + zero_late("x", rank=2, seconds=1.5), "x")
 
 
 @pytest.fixture
@@ -95,28 +108,25 @@ def half_a_second():
 
 @needs_engine
 def test_an_error_of_one_process_says_what_the_missing_rank_does(half_a_second):
+    x = np.ones((4, 3), np.float32)
     step = jax.jit(mapped(late_rank, mesh(4)))
     with (
         jaxcoll.using(backend="native"),
         pytest.raises(jaxcoll.CollectiveError) as raised,
         jaxcoll.watch(),
     ):
-        jax.block_until_ready(step(np.ones((4, 3), np.float32)))
+        jax.block_until_ready(step(x))
     info = jaxcoll.error_info(raised.value)
     assert info is not None
-    assert (info.kind, info.op, info.axes, info.operands) == (
-        "missing",
-        "all_reduce",
-        ("x",),
-        ("f32[3]",),
-    )
+    assert (info.kind, info.op, info.axes) == ("missing", "all_reduce", ("x",))
+    assert (info.operands, info.bytes) == (("f32[3]",), 12)
     assert info.source is not None
     assert re.search(r"test_errors\.py:\d+ \(late_rank\)", info.source)
     assert info.arrived == (0, 1, 3)
     assert [late.rank for late in info.missing] == [2]
     assert info.limit_s == 0.5
     assert "in a callback" in info.text
-    assert re.search(r'File ".*test_errors\.py", line \d+, in sleep', info.text)
+    assert re.search(r'File ".*checks\.py", line \d+, in sleep', info.text)
 
 
 def test_watch_leaves_other_errors_alone():

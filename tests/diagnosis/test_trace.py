@@ -8,7 +8,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from checks import mapped, mesh, native_missing
+from checks import mapped, mesh, native_missing, zero_late
 
 import jaxcoll
 from jaxcoll.diagnosis import timeline
@@ -20,14 +20,7 @@ RANKS, STEPS = 4, 3
 
 
 def step(x):
-    """Rank 2 comes late."""
-
-    def sleep(rank):
-        time.sleep(LATE_S if rank == 2 else 0)
-        return np.float32(0)
-
-    shape = jax.ShapeDtypeStruct((), np.float32)
-    late = jax.pure_callback(sleep, shape, jax.lax.axis_index("x"))
+    late = zero_late("x", rank=2, seconds=LATE_S)
     return jaxcoll.all_gather(jaxcoll.all_reduce(x + late, "x"), "x")
 
 

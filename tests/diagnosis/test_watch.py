@@ -6,7 +6,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from checks import mapped, mesh
+from checks import mapped, mesh, zero_late
 
 import jaxcoll
 from jaxcoll import _watch
@@ -24,13 +24,7 @@ def soon(monkeypatch):
 
 
 def stuck(x):
-    def sleep(rank):
-        time.sleep(SLEEP_S if rank == 0 else 0)
-        return np.float32(0)
-
-    shape = jax.ShapeDtypeStruct((), np.float32)
-    late = jax.pure_callback(sleep, shape, jax.lax.axis_index("x"))
-    return jax.lax.psum(x + late, "x")
+    return jax.lax.psum(x + zero_late("x", rank=0, seconds=SLEEP_S), "x")
 
 
 def reports(caplog) -> list[str]:

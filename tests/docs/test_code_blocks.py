@@ -51,7 +51,13 @@ def lacks(code: str) -> bool:
 
 
 def having(find: Callable[[pathlib.Path], object]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("page", [p for p in PAGES if find(p)], ids=lambda p: p.name)
+    """Parametrizes over the pages with something to run; of the how-tos with --full."""
+    pages = [
+        pytest.param(page, id=page.name, marks=[pytest.mark.full] * (page.parent.name == "how-to"))
+        for page in PAGES
+        if find(page)
+    ]
+    return pytest.mark.parametrize("page", pages)
 
 
 @having(python_blocks)

@@ -326,7 +326,12 @@ def compiled(axes: dict[str, int], micro: int, examples: int, name: str, model: 
 
 
 @pytest.mark.parametrize(
-    ("name", "p"), [("gpipe", 2), ("1f1b", 2), ("1f1b", 4), ("interleaved 2", 2)]
+    ("name", "p"),
+    [
+        *(pytest.param(name, 2, marks=pytest.mark.full) for name in ("gpipe", "1f1b")),
+        ("1f1b", 4),
+        ("interleaved 2", 2),
+    ],
 )
 def test_memory_is_as_predicted(name: str, p: int):
     """Between 16 and 32 micro-batches, GPipe's grows by their inputs, and no other's does."""

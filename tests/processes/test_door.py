@@ -74,7 +74,7 @@ def test_training_steps_are_the_same_to_the_bit_on_any_layout():
 
 @pytest.mark.parametrize(
     ("processes", "devices"),
-    [(2, 2), pytest.param(4, 1, marks=full), pytest.param(2, 4, marks=long)],
+    [*(pytest.param(*job, marks=full) for job in [(2, 2), (4, 1)]), pytest.param(2, 4, marks=long)],
 )
 def test_groups_that_begin_with_the_same_device(processes: int, devices: int):
     assert_all(through_door("submeshes", processes, devices), "all meshes are right")
@@ -233,11 +233,13 @@ def run_alone(first: str = "", then: str = "", **environment: str) -> tuple[str,
     return done.stdout.strip(), done.stderr
 
 
+@full
 def test_one_process_whose_script_has_imported_jax_before():
     said, _ = run_alone(then="assert 'MPITRAMPOLINE_LIB' not in os.environ")
     assert said == "True 4 1"
 
 
+@full
 def test_a_script_that_chooses_gloo_itself():
     said, _ = run_alone(then="jax.config.update('jax_cpu_collectives_implementation', 'gloo')")
     assert said == "True 4 1"
