@@ -17,6 +17,9 @@ BIN := $(VENV)/bin
 WORKERS := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8))) \
   --dist loadfile --no-loadscope-reorder
 PYTEST := $(BIN)/pytest $(WORKERS)
+# What `make test-fallback` runs on jax.lax, too, or never depends on the path.
+NOT_ON_LAX := diagnosis docs examples model parallel processes repo seeds test_bench.py test_extras.py \
+  test_processes.py test_programs_of_their_own.py
 CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
@@ -32,7 +35,7 @@ demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 mi
 
 test: $(VENV)/.dev$(JAX)  ## the test suite, on the native path and then on jax.lax (about ten minutes on 2 cores)
 	$(PYTEST) $(ARGS)
-	JAXCOLL_BACKEND=lax $(PYTEST) $(addprefix --ignore tests/,repo examples seeds docs model parallel processes) $(ARGS) $(LAX_ARGS)
+	JAXCOLL_BACKEND=lax $(PYTEST) $(addprefix --ignore tests/,$(NOT_ON_LAX)) $(ARGS) $(LAX_ARGS)
 
 test-processes: $(VENV)/.dev$(JAX)  ## all tests of several processes, whole products (12 minutes)
 	$(BIN)/pytest tests/processes --full $(ARGS)

@@ -119,17 +119,26 @@ void Tell(std::int64_t phase, const std::string& stack, std::uint64_t question) 
   header.told.store(question, std::memory_order_release);
 }
 
-int exit_code = 0;
+bool has_failed_unseen = false;
+std::uint64_t seen_failures = 0;
 
-// The last thing that Python does at its end is to call this.
-void EndWith(int code) {
-  if (exit_code == 0 && code != 0) {
-    exit_code = code;
-    Py_AtExit([] {
-      std::fflush(nullptr);
-      std::_Exit(exit_code);
-    });
-  }
+// Nobody looks after this process any more, and nobody awaits what fails from now on: if anything
+// does, or has, it is to end as a failed one.
+void EndWatch(bool has_failed) {
+  BlackBox::Get().header().beat_ns.store(0, std::memory_order_release);
+  has_failed_unseen = has_failed;
+  seen_failures = Watchdog::Get().num_failures();
+  Py_AtExit([] {  // the last thing that Python does, after JAX has waited for what runs
+    if (!has_failed_unseen && Watchdog::Get().num_failures() == seen_failures) {
+      return;
+    }
+    if (!has_failed_unseen) {
+      std::fprintf(stderr, "jaxcoll: work that was not awaited has failed: %s\n",
+                   Watchdog::Get().LastFailure().c_str());
+    }
+    std::fflush(nullptr);
+    std::_Exit(1);
+  });
 }
 
 void PauseUntil(double seconds) {
@@ -314,7 +323,8 @@ NB_MODULE(_core, m) {
   m.def(
       "dump_on_signal", [] { BlackBox::Get().DumpOnSignal(SIGUSR2); },
       "Counts SIGUSR2 among those, unless the program does something else then.");
-  m.def("end_with", &EndWith, nb::arg("code"), "Has this process end with this exit code.");
+  m.def("end_watch", &EndWatch, nb::arg("has_failed"),
+        "Has this process end with exit code 1 if work has failed, or fails from now on.");
   m.def(
       "num_failures", [] { return Watchdog::Get().num_failures(); },
       "Runs of programs that failed so far in native calls.");

@@ -119,8 +119,10 @@ def dump_on_signal() -> None:
     Counts SIGUSR2 among those, unless the program does something else then.
     """
 
-def end_with(code: int) -> None:
-    """Has this process end with this exit code."""
+def end_watch(has_failed: bool) -> None:
+    """
+    Has this process end with exit code 1 if work has failed, or fails from now on.
+    """
 
 def num_failures() -> int:
     """Runs of programs that failed so far in native calls."""

@@ -24,6 +24,7 @@ from jax.extend.core import Primitive
 from jaxcoll import _compat, _crossovers, _door, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
+from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, errors, watcher
 
 # A lane for each call that may be open at once, see csrc/host/job.h; JAX keeps at most 32
@@ -75,12 +76,12 @@ def reset() -> None:
     """
     if _compat.process_id_and_count()[1] == 1:
         if _door.is_open():
-            _await_steps()
+            await_steps()
             _door.reset()
         return
     if not _state.attachments:
         raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
-    _await_steps()  # none of them may meet a step of the time after
+    await_steps()  # none of them may meet a step of the time after
     core = _native.core()
     if core is not None and (failure := core.job_failure()):
         errors.note_seen(failure)
@@ -226,15 +227,8 @@ def _use(core: Any) -> None:
 
 def _leave(core: Any) -> None:
     """Tells the other processes that this one makes no more calls."""
-    _await_steps()
+    await_steps()  # which may fail: nobody asked for them
     core.leave()
-
-
-def _await_steps() -> None:
-    """Waits until the steps in flight, as far as their results are still held, have ended."""
-    for array in jax.live_arrays():
-        with contextlib.suppress(Exception):  # they may fail: nobody asked for them
-            array.block_until_ready()
 
 
 def problem() -> str | None:

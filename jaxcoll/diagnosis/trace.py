@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxcoll import _compat
 from jaxcoll._config import logger
+from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, timeline, watcher
 from jaxcoll.diagnosis.black_box import CALL, BlackBox
 from jaxcoll.diagnosis.records import dumps_of
@@ -85,7 +86,7 @@ def follow(path: str) -> None:
     collector.start()
 
     def leave() -> None:
-        watcher.await_steps()
+        await_steps()
         process, _ = _compat.process_id_and_count()
         write_part(Path(path), process, collector.end())
 

@@ -7,18 +7,20 @@ answers those that ask, and writes a dump when a call has failed or when it is a
 import atexit
 import functools as ft
 import threading
+import time
 from typing import Any
 
-import jax
-
 from jaxcoll import _native
-from jaxcoll._config import logger
-from jaxcoll.diagnosis import dumps, errors
+from jaxcoll._config import config, logger
+from jaxcoll._steps import await_steps
+from jaxcoll.diagnosis import black_box, dumps, errors
 from jaxcoll.diagnosis.stacks import Stacks
 
 _PERIOD_S = 0.2
 _FIRST_PERIOD_S = 0.01
 _JOIN_S = 2.0
+# What a program computes between two calls, at most, if the end of a process is to wait for it.
+_GAP_S = 0.05
 
 
 @ft.cache
@@ -39,6 +41,8 @@ class _Watcher(threading.Thread):
         self._stacks = Stacks()
         self._failure = self._seen_failure()
         self._num_asked = core.dumps_asked()
+        self._phase = black_box.PYTHON
+        self._ends = False
         self._lock = threading.Lock()
         core.dump_on_signal()
         dumps.tell_engine()
@@ -57,7 +61,10 @@ class _Watcher(threading.Thread):
         question = self._core.question()
         phase, stack = self._stacks.look()
         self._core.tell(phase, stack, question)
-        self._dump_what_is_due()
+        # The error of what the user's code waits for will be raised there.
+        awaits = black_box.AWAITING in (phase, self._phase)
+        self._dump_what_is_due(is_awaited=awaits and not self._ends)
+        self._phase = phase
 
     def _dumped(self) -> str:
         """Dumps, and says where."""
@@ -67,7 +74,7 @@ class _Watcher(threading.Thread):
     def _seen_failure(self) -> tuple[int, str]:
         return self._core.num_failures(), self._core.job_failure() or ""
 
-    def _dump_what_is_due(self) -> None:
+    def _dump_what_is_due(self, is_awaited: bool) -> None:
         with self._lock:
             failure, asked = self._seen_failure(), self._core.dumps_asked()
             before, asked_before = self._failure, self._num_asked
@@ -75,26 +82,41 @@ class _Watcher(threading.Thread):
             # Where the job has failed, what fails after that is no news.
             news = 1 if failure[1] else 0
             if failure[news] != before[news]:
-                dumps.after_failure(failure[1] or self._core.last_failure())
+                text = failure[1] or self._core.last_failure()
+                if is_awaited:
+                    errors.note_seen(text)
+                dumps.after_failure(text)
             elif asked != asked_before:
                 logger.warning("jaxcoll: %s", self._dumped() or "no dump: JAXCOLL_DUMP_DIR=none")
 
+    def _await_open_calls(self) -> None:
+        """Waits until this process has not been in a call for a while, at most until deadlines."""
+        box = black_box.own()
+        if box is None or config.timeout_s is None:
+            return
+        until = time.monotonic() + config.timeout_s + _JOIN_S
+        last_open = -_GAP_S
+        while (now := time.monotonic()) < until:
+            if (box.calls()["resumed"] == 0).any():
+                last_open = now
+            if now - last_open >= _GAP_S:
+                break
+            time.sleep(_FIRST_PERIOD_S)
+
     def end(self) -> None:
         """Ends the watch; has the process end as a failed one where work nobody awaited failed."""
-        if error := await_steps():
-            logger.error("jaxcoll: work that was not awaited has failed: %s", error)
-            self._core.end_with(1)
+        self.look()
+        self._ends = True
+        before = self._seen_failure()
+        unseen = [error for error in await_steps() if not errors.was_seen(error)]
+        text = next(filter(None, map(errors.collective_text, unseen)), None)
+        self._await_open_calls()
+        after = self._seen_failure()
+        if text is None and after != before:  # of a program whose results were dropped
+            text = after[1] or self._core.last_failure()
+        if text is not None:
+            logger.error("jaxcoll: work that was not awaited has failed: %s", text)
         self._stops.set()
         self.join(_JOIN_S)
-        self._dump_what_is_due()
-
-
-def await_steps() -> str | None:
-    """Waits for what was started and is still held; returns why it failed, if nobody knows yet."""
-    for array in jax.live_arrays():
-        try:
-            array.block_until_ready()
-        except Exception as error:
-            if not errors.was_seen(error) and (text := errors.collective_text(error)):
-                return text
-    return None
+        self.look()
+        self._core.end_watch(text is not None)

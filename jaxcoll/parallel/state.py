@@ -1,14 +1,15 @@
 """The state of training: born on its mesh, in its parts."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools as ft
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import _compat
@@ -122,25 +123,34 @@ def map_params(
 def _unpadded(leaf: jax.Array, dim: SplitDim) -> jax.Array:
     if not dim.is_padded or leaf.shape[dim.index : dim.index + 1] != (dim.stored,):
         return leaf
-    return _rearranged(leaf, dim.unpadded, dim.index)
+    return _rearranged(leaf, SplitDim.unpadded, dim, dim.index)
 
 
 def _restored(leaf: jax.Array, layers: Layers) -> jax.Array:
     if layers.is_as_stored or leaf.shape[:1] != (layers.stored,):
         return leaf
-    return _rearranged(leaf, layers.restored, 0)
+    return _rearranged(leaf, Layers.restored, layers, 0)
 
 
-def _rearranged(leaf: jax.Array, change: Callable[[jax.Array], jax.Array], dim: int) -> jax.Array:
+def _rearranged(
+    leaf: jax.Array, change: Callable[..., jax.Array], how: Hashable, dim: int
+) -> jax.Array:
     """Returns an array with a dimension changed, and not split any more."""
     if isinstance(leaf, jax.core.Tracer):
-        return change(leaf)
+        return change(how, leaf)
     sharding = leaf.sharding
     if isinstance(sharding, NamedSharding):
         spec = [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
         spec[dim] = None
         sharding = NamedSharding(sharding.mesh, P(*spec))
-    return jax.jit(change, out_shardings=sharding)(leaf)
+    return _rearrangement(change, how, sharding)(leaf)
+
+
+@ft.lru_cache(maxsize=128)  # parameters of one shape, and their moments, share a program
+def _rearrangement(
+    change: Callable[..., jax.Array], how: Hashable, sharding: Sharding
+) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda leaf: change(how, leaf), out_shardings=sharding)
 
 
 def _spec_of(leaf: Any) -> P:

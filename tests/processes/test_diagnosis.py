@@ -115,7 +115,16 @@ def test_who_compiles_or_pauses_is_waited_for():
             assert "compiling" in compiles_too_long
 
 
-@pytest.mark.parametrize(("how", "code"), [("never", 1), pytest.param("caught", 0, marks=full)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("dropped", 1),
+        *(
+            pytest.param(*case, marks=full)
+            for case in [("never", 1), ("caught", 0), ("plainly", 0)]
+        ),
+    ],
+)
 def test_failed_work_that_nobody_awaits(how, code):
     said = run_job("unawaited.py", how, processes=2, devices=2, expect=code)
     assert "started" in said[0]  # and the script came to its end

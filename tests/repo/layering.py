@@ -17,7 +17,7 @@ Edge = tuple[str, str, str]  # file, importing component, imported component
 PYTHON_LAYERS = (
     {
         *("_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers"),
-        *("_clusters", "_addresses", "_mpi_library", "_compiled", "_blas"),
+        *("_clusters", "_addresses", "_mpi_library", "_compiled", "_blas", "_steps"),
     },
     {
         *("_native", "_processes", "_segments", "_board", "_door", "_engine", "_hosts", "_job"),

@@ -1,6 +1,11 @@
-"""A script that ends while the work that it started, and never awaited, fails: unawaited.py HOW."""
+"""A script that ends while the work that it started fails: unawaited.py HOW.
 
+never: its result is held. dropped: it isn't. caught, plainly: it was awaited, and is held.
+"""
+
+import contextlib
 import sys
+import time
 
 import jax
 import numpy as np
@@ -14,10 +19,17 @@ ones = put(np.ones((mesh().size, 8), np.float32), mesh())
 jax.block_until_ready(step(ones))
 if jax.process_index() == 0:
     result = step(ones)
+    if sys.argv[1] == "dropped":
+        del result
     say("started")
+    if sys.argv[1] == "plainly":
+        with contextlib.suppress(RuntimeError):
+            jax.block_until_ready(result)
     if sys.argv[1] == "caught":
         try:
             with jaxcoll.watch():
                 jax.block_until_ready(result)
         except jaxcoll.CollectiveError:
             pass
+elif sys.argv[1] == "plainly":
+    time.sleep(3.0)  # so that the other one waits until its deadline
