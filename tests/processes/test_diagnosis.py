@@ -216,7 +216,9 @@ def test_a_timeline_of_a_job(tmp_path):
 @full
 def test_a_step_on_lax_that_a_process_does_not_begin():
     lines = run_job("watched.py", processes=2, JAXCOLL_BACKEND="lax")
-    (report,) = [line for line in lines[0] if line.startswith("reported: ")]
+    reports = [line for line in lines[0] if line.startswith("reported: ")]
+    assert len(reports) == 1, lines
+    (report,) = reports
     assert re.search(r"step 4 of step has not ended within \d\.\d s", report)
     assert "process 1 has begun 3 calls of step, this one 4; it is in Python" in report
     assert "watched.py" in report

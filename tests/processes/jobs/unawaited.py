@@ -18,17 +18,17 @@ step = mapped(lambda x: jaxcoll.all_reduce(x, mesh().axis_names), mesh())
 ones = put(np.ones((mesh().size, 8), np.float32), mesh())
 jax.block_until_ready(step(ones))
 if jax.process_index() == 0:
-    result = step(ones)
+    held = [step(ones)]
     if sys.argv[1] == "dropped":
-        del result
+        held.clear()
     say("started")
     if sys.argv[1] == "plainly":
         with contextlib.suppress(RuntimeError):
-            jax.block_until_ready(result)
+            jax.block_until_ready(held)
     if sys.argv[1] == "caught":
         try:
             with jaxcoll.watch():
-                jax.block_until_ready(result)
+                jax.block_until_ready(held)
         except jaxcoll.CollectiveError:
             pass
 elif sys.argv[1] == "plainly":
