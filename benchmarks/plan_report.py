@@ -1,4 +1,4 @@
-"""The page and the picture of `plan_step.py`."""
+"""The pages and the pictures of `plan_step.py`."""
 
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,10 @@ _SCHEDULE_COLORS = {"gpipe": "#b0563b", "1f1b": "#1b7837", "interleaved": "#1f6f
 GOAL = 1.10  # of a pipeline's time over that of its bubble
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Returns the page of results."""
-    lines = head("Products of strategies, and pipelines", result)
-    if result["plans"]:
-        lines += _plans(result)
-    if result["pipelines"]:
-        lines += _pipelines(result)
-    return "\n".join(lines) + "\n"
-
-
-def _plans(result: dict[str, Any]) -> list[str]:
+def _plans(result: dict[str, Any]) -> str:
+    """Returns the page on products."""
     lines = [
-        "## Every product of axes",
-        "",
+        *head("Products of strategies", result),
         "`TransformerLM` in float32, AdamW, `ParallelPlan` with its defaults: ZeRO-3, 1F1B of 4 "
         "micro-batches. Medians of the time of a step; ratios are medians of those of "
         f"{result['rounds']} rounds, above 1 ours is faster: the same step on lax, and the better "
@@ -38,7 +28,7 @@ def _plans(result: dict[str, Any]) -> list[str]:
         "| lax / ours | at most | better of both / ours | MB on a device | losses |",
         "|---|---|---|---|--:|--:|--:|---|---|",
     ]
-    for row in result["plans"]:
+    for row in result["rows"]:
         rates = ", ".join(f"{rate(row, way):,.0f}" for way in WAYS)
         lines.append(
             f"| {row['processes']} x {row['devices']} | {_mesh(row)} | {model_text(row)} | "
@@ -46,13 +36,13 @@ def _plans(result: dict[str, Any]) -> list[str]:
             f"{ratios_text(row)} | {peaks_text(row)} | "
             f"{losses_text(row)} |"
         )
-    return [*lines, ""]
+    return "\n".join(lines) + "\n"
 
 
-def _pipelines(result: dict[str, Any]) -> list[str]:
+def _pipelines(result: dict[str, Any]) -> str:
+    """Returns the page on pipelines."""
     lines = [
-        "## Pipelines of two processes, each on a core",
-        "",
+        *head("Pipelines of two processes, each on a core", result),
         "`PPClassifier`, 8 layers of width 512, micro-batches of 256 examples, SGD. *Ideal*: the "
         "time in which one of the processes sends all micro-batches through half of the layers, "
         "forward, and then, with these computed once more, backward, and communicates with nobody; "
@@ -70,40 +60,41 @@ def _pipelines(result: dict[str, Any]) -> list[str]:
         f"| {row['micro-batches']} | {row['schedule']} | {row['ms']:.1f} | "
         f"{row['ideal ms']:.1f} | {row['limit']:.3f} | {row['ratio']:.2f} | "
         f"{row['temporary bytes'] / 1e6:.1f} | {losses_text(row)} |"
-        for row in result["pipelines"]
+        for row in result["rows"]
     ]
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 def _mesh(row: dict[str, Any]) -> str:
     return " x ".join(row["axes"])
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Draws tokens per second, a panel for each layout and model, and the pipelines' ratios."""
+def _draw_plans(result: dict[str, Any], path: Path) -> None:
+    """Draws tokens per second, a panel for each layout and model."""
     from matplotlib.figure import Figure
 
     def panel_of(row: dict[str, Any]) -> str:
         return f"{row['processes']} x {row['devices']}, {model_text(row)} tokens"
 
-    titles = list(dict.fromkeys(map(panel_of, result["plans"])))
-    count = len(titles) + bool(result["pipelines"])
-    figure = Figure(figsize=(11, 0.5 + 2.1 * count), layout="constrained")
-    panels = figure.subplots(count, 1, squeeze=False)[:, 0]
-    for axes, title in zip(panels, titles, strict=False):
-        shown = [row for row in result["plans"] if panel_of(row) == title]
+    titles = list(dict.fromkeys(map(panel_of, result["rows"])))
+    figure = Figure(figsize=(11, 0.5 + 2.1 * len(titles)), layout="constrained")
+    panels = figure.subplots(len(titles), 1, squeeze=False)[:, 0]
+    for axes, title in zip(panels, titles, strict=True):
+        shown = [row for row in result["rows"] if panel_of(row) == title]
         bars(axes, shown, [_mesh(row) for row in shown], title)
-    if result["pipelines"]:
-        _draw_pipelines(panels[-1], result["pipelines"])
-    for axes in panels:
         axes.tick_params(axis="y", labelsize=8)
         axes.margins(y=0.25)  # for the legend
-        axes.legend(fontsize=8, ncols=4)
+    panels[0].legend(fontsize=8, ncols=4)
     suptitle(figure, result)
     figure.savefig(path, dpi=110)
 
 
-def _draw_pipelines(axes: Any, rows: list[dict[str, Any]]) -> None:
+def _draw_pipelines(result: dict[str, Any], path: Path) -> None:
+    """Draws the ratios of each number of micro-batches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    axes, rows = figure.subplots(), result["rows"]
     counts = sorted({row["micro-batches"] for row in rows})
     for i, (name, color) in enumerate(_SCHEDULE_COLORS.items()):
         ratios = [row["ratio"] for row in rows if row["schedule"] == name]
@@ -113,4 +104,13 @@ def _draw_pipelines(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.axhline(GOAL, color="black", linewidth=0.8, linestyle=":", label="goal")
     axes.set_xticks(range(len(counts)), [f"{count} micro-batches" for count in counts], fontsize=8)
     axes.set_ylabel("time / (ideal x bubble)", fontsize=8)
-    axes.set_title("Pipelines of 2 processes, each on a core", fontsize=9)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.margins(y=0.25)
+    axes.legend(fontsize=8, ncols=4)
+    suptitle(figure, result)
+    figure.savefig(path, dpi=110)
+
+
+# By the names of the files.
+PAGES = {"plan": _plans, "pipelines": _pipelines}
+PICTURES = {"plan": _draw_plans, "pipelines": _draw_pipelines}

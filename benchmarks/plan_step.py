@@ -99,23 +99,21 @@ def main() -> None:
     if chosen.child is not None:
         child(chosen.child, chosen.rounds)
         return
-    result: dict[str, Any] = {
-        "command": command(),
-        "environment": environment(),
-        "rounds": chosen.rounds,
-        "plans": [],
-        "pipelines": [],
-    }
+    about = {"command": command(), "environment": environment(), "rounds": chosen.rounds}
+    found: dict[str, list[Any]] = {}
     if "pipelines" in chosen.only:  # first: it takes less time
         options = ("--child", "pipelines", "--rounds", chosen.rounds)
-        result["pipelines"] = job(__file__, pipelines.RANKS, 1, *options)
+        found["pipelines"] = job(__file__, pipelines.RANKS, 1, *options)
     for processes, devices in LAYOUTS if "plans" in chosen.only else ():
         if processes in map(int, chosen.processes.split(",")):
             rows = job(__file__, processes, devices, "--child", "plans", "--rounds", chosen.rounds)
             where = {"processes": processes, "devices": devices}
-            result["plans"] += [{**where, **row} for row in rows]
-    plan_report.draw(result, save("plan", result, plan_report.markdown(result), chosen.out))
-    if not all(row["equal"] for row in (*result["plans"], *result["pipelines"])):
+            found.setdefault("plan", []).extend({**where, **row} for row in rows)
+    for name, rows in found.items():
+        result = {**about, "rows": rows}
+        path = save(name, result, plan_report.PAGES[name](result), chosen.out)
+        plan_report.PICTURES[name](result, path)
+    if not all(row["equal"] for rows in found.values() for row in rows):
         sys.exit("losses differ")
 
 
