@@ -119,17 +119,47 @@ void Tell(std::int64_t phase, const std::string& stack, std::uint64_t question) 
   header.told.store(question, std::memory_order_release);
 }
 
-bool has_failed_unseen = false;
-std::uint64_t seen_failures = 0;
+// The frames of all threads, as (file, line, function), the innermost first. Taken in one go: no
+// bytecode and no collection of garbage meanwhile, which would let the threads go on.
+nb::dict Frames() {
+  struct NoCollection {
+    NoCollection() : was_on(PyGC_Disable() != 0) {}
+    ~NoCollection() {
+      if (was_on) {
+        PyGC_Enable();
+      }
+    }
+    bool was_on;
+  };
+  const nb::object current_frames = nb::module_::import_("sys").attr("_current_frames");
+  const NoCollection none;
+  nb::dict found;
+  for (const auto& [thread, top] : nb::cast<nb::dict>(current_frames())) {
+    nb::list frames;
+    for (nb::object frame = nb::borrow(top); frame.is_valid();) {
+      auto* const raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
+      const nb::object held = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
+      const auto* const code = reinterpret_cast<PyCodeObject*>(held.ptr());
+      frames.append(nb::make_tuple(nb::borrow(code->co_filename), PyFrame_GetLineNumber(raw),
+                                   nb::borrow(code->co_name)));
+      frame = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw)));
+    }
+    found[thread] = frames;
+  }
+  return found;
+}
 
-// Nobody looks after this process any more, and nobody awaits what fails from now on: if anything
-// does, or has, it is to end as a failed one.
-void EndWatch(bool has_failed) {
+bool has_failed_unseen = false;
+std::uint64_t known_failures = 0;
+
+// Nobody looks after this process any more, and nobody awaits what fails beyond `failures`: if
+// anything does, or has, it is to end as a failed one.
+void EndWatch(bool has_failed, std::uint64_t failures) {
   BlackBox::Get().header().beat_ns.store(0, std::memory_order_release);
   has_failed_unseen = has_failed;
-  seen_failures = Watchdog::Get().num_failures();
+  known_failures = failures;
   Py_AtExit([] {  // the last thing that Python does, after JAX has waited for what runs
-    if (!has_failed_unseen && Watchdog::Get().num_failures() == seen_failures) {
+    if (!has_failed_unseen && Watchdog::Get().num_failures() == known_failures) {
       return;
     }
     if (!has_failed_unseen) {
@@ -323,8 +353,10 @@ NB_MODULE(_core, m) {
   m.def(
       "dump_on_signal", [] { BlackBox::Get().DumpOnSignal(SIGUSR2); },
       "Counts SIGUSR2 among those, unless the program does something else then.");
-  m.def("end_watch", &EndWatch, nb::arg("has_failed"),
-        "Has this process end with exit code 1 if work has failed, or fails from now on.");
+  m.def("frames", &Frames, nb::sig("def frames() -> dict[int, list[tuple[str, int, str]]]"),
+        "What each thread of Python does, the innermost first: file, line, function.");
+  m.def("end_watch", &EndWatch, nb::arg("has_failed"), nb::arg("failures"),
+        "Has this process end with exit code 1 if work has failed, or more than so often.");
   m.def(
       "num_failures", [] { return Watchdog::Get().num_failures(); },
       "Runs of programs that failed so far in native calls.");

@@ -119,9 +119,14 @@ def dump_on_signal() -> None:
     Counts SIGUSR2 among those, unless the program does something else then.
     """
 
-def end_watch(has_failed: bool) -> None:
+def frames() -> dict[int, list[tuple[str, int, str]]]:
     """
-    Has this process end with exit code 1 if work has failed, or fails from now on.
+    What each thread of Python does, the innermost first: file, line, function.
+    """
+
+def end_watch(has_failed: bool, failures: int) -> None:
+    """
+    Has this process end with exit code 1 if work has failed, or more than so often.
     """
 
 def num_failures() -> int:

@@ -15,9 +15,8 @@ from jaxcoll._config import config, logger, resolve_backend, using
 from jaxcoll._errors import CollectiveError
 from jaxcoll._explain import explain
 from jaxcoll._types import Backend
-from jaxcoll.diagnosis import black_box, dumps, watcher
+from jaxcoll.diagnosis import black_box, dumps, stacks, watcher
 from jaxcoll.diagnosis.errors import collective_text, note_seen
-from jaxcoll.diagnosis.stacks import Stacks
 
 _LOOK_S = 0.1
 # In which the errors of the native path come first.
@@ -236,7 +235,6 @@ class _Thread(threading.Thread):
         self.begun: dict[str, int] = {}  # calls, by the name of the step function
         self._lock = threading.Lock()
         self._watched: list[_Watched] = []
-        self._stacks = Stacks()
         self._told_at = 0.0
         self._told = ""
 
@@ -256,7 +254,7 @@ class _Thread(threading.Thread):
         while True:
             time.sleep(_LOOK_S)
             now = time.monotonic()
-            phase, stack = self._stacks.look()
+            phase, stack = stacks.look()
             if phase == black_box.COMPILING or now < max([0.0, *_pauses]):
                 before = now
             self._look(now - before, stack)

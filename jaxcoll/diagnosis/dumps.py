@@ -21,9 +21,8 @@ from typing import Any, ClassVar
 
 from jaxcoll import _native
 from jaxcoll._config import logger
-from jaxcoll.diagnosis import black_box
+from jaxcoll.diagnosis import black_box, stacks
 from jaxcoll.diagnosis.black_box import CALL, BlackBox
-from jaxcoll.diagnosis.stacks import Stacks
 
 FORMAT = "jaxcoll dump 1"
 
@@ -153,7 +152,7 @@ def _own(box: BlackBox) -> dict[str, Any]:
     """Returns this process's dump."""
     core = _native.core()
     reason = "" if core is None else core.job_failure() or core.last_failure()
-    threads = Stacks().all_threads()
+    threads = stacks.all_threads()
     return {**contents(box), "state": "running", "reason": reason, "threads": threads}
 
 

@@ -1,26 +1,19 @@
 """What the threads of this process do in Python, and their stacks as text."""
 
 import dataclasses
-import faulthandler
 import linecache
 import os
-import re
 import sys
-import tempfile
 import threading
+from types import FrameType
 
 import jax
 
+from jaxcoll import _native
 from jaxcoll.diagnosis import black_box
 
-
-def _as_written(path: str) -> str:
-    """Returns a path as faulthandler writes it."""
-    return path.encode("ascii", "backslashreplace").decode()
-
-
-_JAX = _as_written(os.path.join(os.path.dirname(jax.__file__), "_src", ""))
-_OWN = _as_written(os.path.dirname(os.path.dirname(__file__)))
+_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "")
+_OWN = os.path.dirname(os.path.dirname(__file__))
 # Of files in jax/_src, by what a frame in them means.
 _COMPILES = (
     "compiler.py",
@@ -32,76 +25,67 @@ _AWAITING = ".block_until_ready("
 _NOT_THE_USERS = (os.path.join(_OWN, "_launched.py"), "<frozen runpy>")
 _MOST_FRAMES = 16
 
-_THREAD = re.compile(r"(?:Thread|Current thread) 0x([0-9a-f]+).* \(most recent call first\):")
-_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
-
 
 @dataclasses.dataclass(frozen=True)
 class _Frame:
     file: str
-    line: str
+    line: int
     function: str
 
     @property
     def awaits(self) -> bool:
         """Whether its line asks for results; the function that waits is not Python's."""
-        return self.line.isdigit() and _AWAITING in linecache.getline(self.file, int(self.line))
+        return _AWAITING in linecache.getline(self.file, self.line)
 
     def __str__(self) -> str:
         return f'File "{self.file}", line {self.line}, in {self.function}'
 
 
-class Stacks:
-    """Takes stacks.
+def look() -> tuple[int, str]:
+    """Returns what this process does (one of black_box's phases), and its stack.
 
-    Not by `sys._current_frames`: while Python code walks the frames of another thread, that thread
-    may go on; faulthandler takes them in one go.
+    That is the main thread's, and those of callbacks.
     """
+    threads = _frames()
+    main = threads.pop(threading.main_thread().ident or 0, [])
+    phase, text = _phase_of(main), _text_of(main)
+    for frames in threads.values():
+        if _phase_of(frames) == black_box.CALLBACK:
+            text += f"\nin a callback:\n{_text_of(frames)}"
+            phase = black_box.CALLBACK if phase == black_box.AWAITING else phase
+    return phase, text
 
-    def __init__(self) -> None:
-        if sys.platform == "linux":
-            memory = os.memfd_create("jaxcoll-stacks", os.MFD_CLOEXEC)
-            self._file = open(memory, "r+b", buffering=0)  # noqa: SIM115  (as long as this object)
-        else:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
-    def _take(self) -> dict[int, list[_Frame]]:
-        """Returns the frames of each thread, the innermost first."""
-        self._file.seek(0)
-        self._file.truncate()
-        faulthandler.dump_traceback(self._file, all_threads=True)
-        self._file.seek(0)
-        text = self._file.read().decode(errors="replace")
-        threads: dict[int, list[_Frame]] = {}
-        frames: list[_Frame] = []
-        for line in text.splitlines():
-            if found := _THREAD.match(line):
-                frames = threads.setdefault(int(found[1], 16), [])
-            elif found := _FRAME.match(line):
-                frames.append(_Frame(*found.groups()))
-        return threads
+def all_threads() -> dict[str, str]:
+    """Returns the stacks of all threads, by name."""
+    named = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        f"{named.get(number, 'of the runtime')} ({number})": _text_of(frames)
+        for number, frames in _frames().items()
+    }
 
-    def look(self) -> tuple[int, str]:
-        """Returns what this process does (one of black_box's phases), and its stack.
 
-        That is the main thread's, and those of callbacks.
-        """
-        threads = self._take()
-        main = threads.pop(threading.main_thread().ident or 0, [])
-        phase, text = _phase_of(main), _text_of(main)
-        for frames in threads.values():
-            if _phase_of(frames) == black_box.CALLBACK:
-                text += f"\nin a callback:\n{_text_of(frames)}"
-                phase = black_box.CALLBACK if phase == black_box.AWAITING else phase
-        return phase, text
+def _frames() -> dict[int, list[_Frame]]:
+    """Returns the frames of each thread, the innermost first.
 
-    def all_threads(self) -> dict[str, str]:
-        """Returns the stacks of all threads, by name."""
-        named = {thread.ident: thread.name for thread in threading.enumerate()}
+    Not by faulthandler, which ends Python 3.12 and 3.13 where a thread is between two frames. The
+    extension takes them while no thread can go on; what does without it looks rarely.
+    """
+    core = _native.core()
+    if core is not None:
         return {
-            f"{named.get(number, 'of the runtime')} ({number})": _text_of(frames)
-            for number, frames in self._take().items()
+            thread: [_Frame(*frame) for frame in frames] for thread, frames in core.frames().items()
         }
+    return {thread: _walk(top) for thread, top in sys._current_frames().items()}
+
+
+def _walk(frame: FrameType | None) -> list[_Frame]:
+    frames = []
+    while frame is not None:
+        code = frame.f_code
+        frames.append(_Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return frames
 
 
 def _phase_of(frames: list[_Frame]) -> int:

@@ -63,8 +63,10 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     collector = Collector(box)
     collector.start()
+    patience_s = 0.0  # after an error nobody is waited for
     try:
         yield
+        patience_s = _PARTS_S
     finally:
         part = collector.end()
         process, count = _compat.process_id_and_count()
@@ -73,7 +75,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         else:
             write_part(path, process, part)
             if process == 0:
-                finish(read_parts(path, count, _PARTS_S), path)
+                finish(read_parts(path, count, patience_s), path)
 
 
 def follow(path: str) -> None:

@@ -6,6 +6,7 @@ answers those that ask, and writes a dump when a call has failed or when it is a
 
 import atexit
 import functools as ft
+import os
 import threading
 import time
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 from jaxcoll import _native
 from jaxcoll._config import config, logger
 from jaxcoll._steps import await_steps
-from jaxcoll.diagnosis import black_box, dumps, errors
-from jaxcoll.diagnosis.stacks import Stacks
+from jaxcoll.diagnosis import black_box, dumps, errors, stacks
 
 _PERIOD_S = 0.2
 _FIRST_PERIOD_S = 0.01
@@ -38,11 +38,11 @@ class _Watcher(threading.Thread):
         super().__init__(name="jaxcoll-diagnosis", daemon=True)
         self._core = core
         self._stops = threading.Event()
-        self._stacks = Stacks()
         self._failure = self._seen_failure()
         self._num_asked = core.dumps_asked()
         self._phase = black_box.PYTHON
         self._ends = False
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         core.dump_on_signal()
         dumps.tell_engine()
@@ -50,16 +50,20 @@ class _Watcher(threading.Thread):
     def run(self) -> None:
         period_s = _FIRST_PERIOD_S
         while not self._stops.wait(period_s):
-            try:
-                self.look()
-            except Exception:  # the next look may succeed
-                logger.warning("jaxcoll: this process's diagnosis failed", exc_info=True)
+            self.look()
             period_s = min(2 * period_s, _PERIOD_S)
 
     def look(self) -> None:
         """Looks once."""
+        try:
+            with self._lock:
+                self._look()
+        except Exception:  # the next look may succeed
+            logger.warning("jaxcoll: this process's diagnosis failed", exc_info=True)
+
+    def _look(self) -> None:
         question = self._core.question()
-        phase, stack = self._stacks.look()
+        phase, stack = stacks.look()
         self._core.tell(phase, stack, question)
         # The error of what the user's code waits for will be raised there.
         awaits = black_box.AWAITING in (phase, self._phase)
@@ -75,36 +79,35 @@ class _Watcher(threading.Thread):
         return self._core.num_failures(), self._core.job_failure() or ""
 
     def _dump_what_is_due(self, is_awaited: bool) -> None:
-        with self._lock:
-            failure, asked = self._seen_failure(), self._core.dumps_asked()
-            before, asked_before = self._failure, self._num_asked
-            self._failure, self._num_asked = failure, asked
-            # Where the job has failed, what fails after that is no news.
-            news = 1 if failure[1] else 0
-            if failure[news] != before[news]:
-                text = failure[1] or self._core.last_failure()
-                if is_awaited:
-                    errors.note_seen(text)
-                dumps.after_failure(text)
-            elif asked != asked_before:
-                logger.warning("jaxcoll: %s", self._dumped() or "no dump: JAXCOLL_DUMP_DIR=none")
+        failure, asked = self._seen_failure(), self._core.dumps_asked()
+        before, asked_before = self._failure, self._num_asked
+        self._failure, self._num_asked = failure, asked
+        # Where the job has failed, what fails after that is no news.
+        news = 1 if failure[1] else 0
+        if failure[news] != before[news]:
+            text = failure[1] or self._core.last_failure()
+            if is_awaited:
+                errors.note_seen(text)
+            dumps.after_failure(text)
+        elif asked != asked_before:
+            logger.warning("jaxcoll: %s", self._dumped() or "no dump: JAXCOLL_DUMP_DIR=none")
 
     def _await_open_calls(self) -> None:
         """Waits until this process has not been in a call for a while, at most until deadlines."""
         box = black_box.own()
-        if box is None or config.timeout_s is None:
+        if box is None or config.timeout_s is None or not len(box.calls()):
             return
-        until = time.monotonic() + config.timeout_s + _JOIN_S
-        last_open = -_GAP_S
-        while (now := time.monotonic()) < until:
+        last_open = time.monotonic()
+        until = last_open + config.timeout_s + _JOIN_S
+        while (now := time.monotonic()) < min(until, last_open + _GAP_S):
             if (box.calls()["resumed"] == 0).any():
                 last_open = now
-            if now - last_open >= _GAP_S:
-                break
             time.sleep(_FIRST_PERIOD_S)
 
     def end(self) -> None:
         """Ends the watch; has the process end as a failed one where work nobody awaited failed."""
+        if os.getpid() != self._pid:  # a forked child, whose end is not the process's
+            return
         self.look()
         self._ends = True
         before = self._seen_failure()
@@ -119,4 +122,4 @@ class _Watcher(threading.Thread):
         self._stops.set()
         self.join(_JOIN_S)
         self.look()
-        self._core.end_watch(text is not None)
+        self._core.end_watch(text is not None, after[0])
