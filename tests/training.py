@@ -115,8 +115,9 @@ def assert_copies_are_equal(tree: Any) -> None:
 
 
 def assert_trained_as(actual: Any, expected: Any) -> None:
-    """Compares parameters leaf by leaf."""
+    """Compares parameters leaf by leaf: to 1e-10 of the largest value of each."""
     for (path, got), want in zip(
         jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
     ):
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-10, err_msg=str(path))
+        bound = 1e-10 * np.abs(want).max(initial=0)
+        np.testing.assert_allclose(got, want, rtol=0, atol=bound, err_msg=str(path))

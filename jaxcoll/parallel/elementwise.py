@@ -1,10 +1,12 @@
 """Which optimizers may update parts of parameters: those that work element by element."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core.primitives import jit_p
 
 from jaxcoll import _compat
 from jaxcoll.parallel.clipping import jaxcoll_whole_norm
@@ -31,15 +33,14 @@ def check_elementwise(
         whole: shapes and dtypes of the parameters.
         parts: of what a rank holds of them.
     """
-    shapes = {leaf.shape for leaf in jax.tree.leaves(whole) if leaf.shape}
     steps = _steps(optimizer, whole)
-    for equation in steps:
+    for equation, touches in steps:
         name = equation.primitive.name
-        touches = any(getattr(v.aval, "shape", ()) in shapes for v in equation.invars)
         makes = name.startswith(("random", "threefry", "rng"))
         if (touches or makes) and name.startswith(_MIXING) and name != "reduce_precision":
             raise ValueError(_refusal(call, f"{name} in {_compat.equation_line(equation)}"))
-    if [_signature(e) for e in steps] != [_signature(e) for e in _steps(optimizer, parts)]:
+    of_parts = _steps(optimizer, parts)
+    if [_signature(e) for e, _ in steps] != [_signature(e) for e, _ in of_parts]:
         raise ValueError(_refusal(call, "what it does with a parameter depends on its shape, and"))
 
 
@@ -51,14 +52,26 @@ def _refusal(call: str, what: str) -> str:
     )
 
 
-def _steps(optimizer: optax.GradientTransformation, params: Any) -> list[Any]:
-    """Returns the equations of making the optimizer's state and of an update."""
+def _steps(optimizer: optax.GradientTransformation, params: Any) -> list[tuple[Any, bool]]:
+    """Returns the equations of making the optimizer's state and of an update.
 
-    def update(params: Any) -> Any:
-        return optimizer.update(params, optimizer.init(params), params)
+    Each with whether it reads what comes from the values of a parameter, of its gradient or of an
+    array of the state.
+    """
+
+    def update(grads: Any, state: Any, params: Any) -> Any:
+        return optimizer.update(grads, state, params)
 
     with without_synchronization():
-        return list(_equations(_compat.open_jaxpr(jax.make_jaxpr(update)(params))))
+        made = jax.make_jaxpr(optimizer.init, return_shape=True)(params)
+        updated = jax.make_jaxpr(update)(params, made[1], params)
+    return [
+        step
+        for closed in (made[0], updated)
+        for step in _equations(
+            _compat.open_jaxpr(closed), [bool(aval.shape) for aval in closed.in_avals]
+        )
+    ]
 
 
 def _signature(equation: Any) -> tuple[Any, ...]:
@@ -67,14 +80,23 @@ def _signature(equation: Any) -> tuple[Any, ...]:
     return equation.primitive.name, *values
 
 
-def _equations(jaxpr: Any) -> Any:
+def _equations(jaxpr: Any, of_values: Sequence[bool]) -> Iterator[tuple[Any, bool]]:
+    """Goes through the equations of a jaxpr; `of_values` says it of its operands."""
+    known = {v for v, flag in zip(jaxpr.invars, of_values, strict=True) if flag}
     for equation in jaxpr.eqns:
         if equation.params.get("name") == jaxcoll_whole_norm.__name__:
             continue  # right on parts
-        yield equation
+        reads = [not hasattr(v, "val") and v in known for v in equation.invars]
+        yield equation, any(reads)
+        if any(reads):
+            known.update(equation.outvars)
         for value in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda v: _compat.open_jaxpr(v) is not None
         ):
             inner = _compat.open_jaxpr(value)
-            if inner is not None:
-                yield from _equations(inner)
+            if inner is None:
+                continue
+            # Of loops and branches every array may be one, sooner or later.
+            is_call = equation.primitive is jit_p
+            arrays = [any(reads) and bool(v.aval.shape) for v in inner.invars]
+            yield from _equations(inner, reads if is_call else arrays)

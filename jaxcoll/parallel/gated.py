@@ -10,7 +10,13 @@ from jax.extend import core
 from jaxcoll import _compat, _predicates
 
 
-def gated(is_on: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
+def gated(
+    is_on: jax.Array,
+    compute: Callable[..., Any],
+    otherwise: Any,
+    operands: tuple[Any, ...] = (),
+    spare: tuple[Any, ...] = (),
+) -> Any:
     """Returns what is computed where the predicate holds, and else what is given.
 
     Where the computation communicates, all ranks do it, and those where it does not hold throw its
@@ -18,22 +24,29 @@ def gated(is_on: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
 
     Args:
         is_on: a boolean scalar.
-        compute: of no arguments.
+        compute: `(*operands) -> results`.
         otherwise: arrays like its results.
+        operands: trees of arrays.
+        spare: the like, with which it computes what is thrown away.
 
-    Differentiable: yes; in the second case, a derivative that is infinite makes the others NaN.
+    Differentiable: yes; in the second case, a derivative that is infinite at `spare` makes the
+        others NaN.
     """
-    closed, shapes = jax.make_jaxpr(compute, return_shape=True)()
+    closed, shapes = jax.make_jaxpr(compute, return_shape=True)(*operands)
     others = map(typed_like, jax.tree.leaves(otherwise), jax.tree.leaves(shapes))
     others = [typed_like(leaf, is_on) for leaf in others]
 
-    def run() -> list[jax.Array]:
-        return list(map(typed_like, core.jaxpr_as_fun(closed)(), others))
+    def run(operands: Any) -> list[jax.Array]:
+        results = core.jaxpr_as_fun(closed)(*jax.tree.leaves(operands))
+        return list(map(typed_like, results, others))
+
+    def chosen(one: jax.Array, other: jax.Array) -> jax.Array:
+        return lax.select(is_on, typed_like(one, is_on), typed_like(other, is_on))
 
     if any(_predicates.collectives(closed.jaxpr)):
-        found = [lax.select(is_on, *pair) for pair in zip(run(), others, strict=True)]
+        found = list(map(chosen, run(jax.tree.map(chosen, operands, spare)), others))
     else:
-        found = lax.cond(is_on, run, lambda: others)
+        found = lax.cond(is_on, lambda: run(operands), lambda: others)
     return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
 

@@ -6,6 +6,7 @@ its layers: a batch's labels, tied weights, and after the layers values from bef
 """
 
 import dataclasses
+import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,27 +61,30 @@ def run_layers(
         numbers: of these layers in the model; 0, 1, ... without.
         x: a tree of arrays.
         rng: a key, into which each layer's number is folded, or None.
-        some_lack: a number of -1 stands for no layer.
+        some_lack: a number of -1, but for the first, stands for no layer.
 
     Raises:
         ValueError: a layer returns something else than it takes.
     """
     count = num_layers(call, jax.tree.leaves(chunk))
 
-    def one(x: Any, numbered: Any) -> Any:
-        number, params = numbered
+    def one(x: Any, number: Any, params: Any) -> Any:
         keys = () if rng is None else (jax.random.fold_in(rng, number),)
         y = layer(params, x, *keys)
         _check_same(call, x, y)
         return y
 
-    def step(x: Any, numbered: Any) -> tuple[Any, None]:
-        if not some_lack:
-            return one(x, numbered), None
-        return gated(numbered[0] >= 0, lambda: one(x, numbered), x), None
-
     xs = (jnp.arange(count) if numbers is None else numbers, chunk)
     first = jax.tree.map(lambda leaf: leaf[0], xs)
+
+    def step(x: Any, numbered: Any) -> tuple[Any, None]:
+        if not some_lack:
+            return one(x, *numbered), None
+        number, params = numbered
+        # The first one is there: what a layer makes of zeros may have no derivative.
+        compute = ft.partial(one, x, number)
+        return gated(number >= 0, compute, x, (params,), (first[1],)), None
+
     result = jax.eval_shape(lambda x, first: step(x, first)[0], x, first)
     return lax.scan(step, jax.tree.map(typed_like, x, result), xs)[0]
 

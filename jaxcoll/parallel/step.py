@@ -89,7 +89,7 @@ def build_step(
     def results(state: TrainState, params: Any, batch: Any, rng: Any) -> Results:
         def total(params: Any) -> tuple[jax.Array, Any]:
             metrics, others = losses(state, params, batch, rng)
-            scale = _scale(params, metrics["loss"][1], axes)
+            scale = _scale(policy.of_params(params), metrics["loss"][1], axes)
             return metrics["loss"][0] / scale, (metrics, others, scale)
 
         (_, (metrics, others, scale)), grads = gradients(total, params, state.split)

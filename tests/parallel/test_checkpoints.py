@@ -18,11 +18,18 @@ import pytest
 from processes.run_job import job_environment
 from training import assert_trained_as, batch, mesh_of, start, train
 
-from jaxcoll import Checkpoints, clip_by_global_norm, data_parallel_train_step, fully_shard
-from jaxcoll.models import SimpleClassifier, TPClassifier
+from jaxcoll import (
+    Checkpoints,
+    clip_by_global_norm,
+    data_parallel_train_step,
+    fully_shard,
+    pipelined,
+)
+from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
 from jaxcoll.optax import synchronize
 
 PLAIN = SimpleClassifier(num_classes=4, hidden=12)
+DEEP = PPClassifier(num_classes=4, num_layers=5, width=12, split=False)
 ADAM = optax.adamw(0.1)
 
 
@@ -43,6 +50,12 @@ def split_twice(mesh: Any, stage: Any) -> tuple[Any, Any]:
     return fully_shard(model, stage=stage, min_weight_size=16), ADAM
 
 
+def in_stages(mesh: Any, schedule: Any) -> tuple[Any, Any]:
+    """Five layers on two ranks: stored in another order than the model's, with room for more."""
+    del mesh
+    return pipelined(DEEP, 3, schedule=schedule), ADAM
+
+
 @pytest.mark.parametrize(
     ("make", "how", "axes"),
     [
@@ -51,6 +64,8 @@ def split_twice(mesh: Any, stage: Any) -> tuple[Any, Any]:
         (synchronized, "int8", {"data": 4}),
         (synchronized, None, {"data": 4}),
         (split_twice, 3, {"data": 2, "tensor": 2}),
+        (in_stages, "1f1b", {"data": 2, "pipe": 2}),
+        (in_stages, "interleaved", {"data": 2, "pipe": 2}),
     ],
 )
 def test_resumed_to_the_last_bit(make: Any, how: Any, axes: dict[str, int], tmp_path: pathlib.Path):
@@ -85,20 +100,28 @@ def zero(stage: Any, ranks: int) -> Layout:
     return lambda mesh: fully_shard(PLAIN, stage=stage, min_weight_size=16), {"data": ranks}
 
 
+DEEP_ON_1: Layout = (lambda mesh: DEEP, None)
+
+
+def stages(schedule: Any, ranks: int) -> Layout:
+    return lambda mesh: in_stages(mesh, schedule)[0], {"data": 2, "pipe": ranks}
+
+
 @pytest.mark.parametrize(
-    "layouts",
+    ("plain", "layouts"),
     [
-        (PLAIN_ON_8, TENSOR),
-        (zero(3, 8), zero(1, 3), PLAIN_ON_1),
-        (PLAIN_ON_1, zero(3, 8), TENSOR, zero(2, 8)),
+        (PLAIN, (PLAIN_ON_8, TENSOR)),
+        (PLAIN, (zero(3, 8), zero(1, 3), PLAIN_ON_1)),
+        (PLAIN, (PLAIN_ON_1, zero(3, 8), TENSOR, zero(2, 8))),
+        (DEEP, (stages("interleaved", 2), DEEP_ON_1, stages("1f1b", 3), stages("interleaved", 2))),
     ],
-    ids=["data to tensor", "padded to plain", "plain to padded"],
+    ids=["data to tensor", "padded to plain", "plain to padded", "stages to stages"],
 )
-def test_on_other_meshes(layouts: tuple[Layout, ...], tmp_path: pathlib.Path):
+def test_on_other_meshes(plain: Any, layouts: tuple[Layout, ...], tmp_path: pathlib.Path):
     """Each goes on from the checkpoint of the one before: the training of one device."""
     with jax.enable_x64(True):
         data, alone = batch(), mesh_of(data=1)
-        expected: Any = start(PLAIN, data, optimizer=ADAM)
+        expected: Any = start(plain, data, optimizer=ADAM)
         for number, (model_of, axes) in enumerate(layouts):
             mesh = mesh_of(**axes) if axes else None
             model = model_of(mesh)
@@ -111,7 +134,7 @@ def test_on_other_meshes(layouts: tuple[Layout, ...], tmp_path: pathlib.Path):
                 assert jax.tree.map(placed, state) == jax.tree.map(placed, fresh)
             step = data_parallel_train_step(model)
             state, _ = train(step, state, data, mesh or alone, state.specs)
-            expected, _ = train(data_parallel_train_step(PLAIN), expected, data, alone)
+            expected, _ = train(data_parallel_train_step(plain), expected, data, alone)
             assert_trained_as(state.unpadded().params, expected.params)
             with Checkpoints(tmp_path) as checkpoints:
                 checkpoints.save(state, layout=number, losses=(1.5, None))

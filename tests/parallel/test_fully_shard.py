@@ -428,9 +428,20 @@ def test_parameters_without_a_gradient():
         train(data_parallel_train_step(model), state, data, mesh, state.specs)
 
 
+def by_their_square() -> optax.GradientTransformation:
+    """Divides the gradients of matrices; reads them as vectors."""
+
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        del params
+        return jax.tree.map(lambda g: g / jnp.vdot(g, g) if g.ndim == 2 else g, grads), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
+        by_their_square(),
         optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
         optax.adafactor(0.1),
         optax.lamb(0.1),

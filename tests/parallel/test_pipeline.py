@@ -232,6 +232,33 @@ def test_nothing_of_the_bubbles_comes_through(name: str, communicates: bool):
     assert_trained_as(state.unpadded().params, expected.params)
 
 
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved 2"])
+def test_layers_that_a_stage_lacks_make_no_nan(name: str):
+    """Where it has room for one: what a layer makes of zeros may have no derivative."""
+
+    class Normalized(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, pipeline: Any = sequential) -> Any:
+            kernels = self.param("kernels", nn.initializers.normal(), (5, WIDTH, WIDTH), x.dtype)
+
+            def layer(kernel: Any, x: Any) -> Any:
+                y = jnp.tanh(x @ (kernel / jnp.linalg.norm(kernel)))
+                if jax.sharding.get_abstract_mesh().manual_axes:  # as a tensor-parallel layer
+                    y = lax.psum(lax.pcast(y, "tensor", to="varying") / 2, "tensor")
+                return x + y
+
+            return nn.Dense(4, param_dtype=x.dtype)(pipeline(layer, kernels, x[:, :WIDTH]))
+
+    data, trained = batch(), []
+    for pipe in (2, 1):
+        mesh = mesh_of(data=2, pipe=pipe, tensor=2)
+        model = pipelined(Normalized(), 3, **(SCHEDULES[name] if pipe == 2 else {}))
+        state = start(model, data, mesh)
+        state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+        trained.append(state.unpadded().params)
+    assert_trained_as(*trained)
+
+
 def test_uneven_stages_as_asked():
     data, mesh = batch(), mesh_of(pipe=2)
     model = pipelined(OfLinen(5), 4, stage_sizes=(1, 4))

@@ -157,12 +157,13 @@ def test_without_a_policy_nothing_is_cast():
     assert "bf16" not in text
 
 
-def test_half_precision_does_not_overflow():
-    """Gradients of sums over 40,000 examples would, were they not taken of a mean."""
-    data = (np.ones((40_000, 8), np.float32), np.zeros(40_000, np.int32))
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_half_precision_does_not_overflow(stage: Any):
+    """Gradients of sums over 100,000 examples would, were they not taken of a mean."""
+    data = (np.ones((200_000, 8), np.float32), np.zeros(200_000, np.int32))
     mesh = mesh_of(data=2)
     policy = MixedPrecisionPolicy("float16", output_dtype="float32")
-    model = fully_shard((init, apply), min_weight_size=8, mp_policy=policy)
+    model = fully_shard((init, apply), stage=stage, min_weight_size=8, mp_policy=policy)
     state = start(model, data, mesh, optax.sgd(1.0))
     step = jax.shard_map(
         data_parallel_train_step(model, loss_fn=loss_fn),

@@ -68,16 +68,22 @@ def test_two_processes(losses_of_one: list[float], tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "axes"),
+    ("mesh", "axes", "between"),
     [
-        ("data=2,tensor=2", "2 of data x 2 of tensor"),
+        ("data=2,tensor=2", "2 of data x 2 of tensor", "data=2,fsdp=2,tensor=2"),
         pytest.param(
-            "data=2,fsdp=2,tensor=2", "2 of data x 2 of fsdp x 2 of tensor", marks=pytest.mark.long
+            *("data=2,fsdp=2,tensor=2", "2 of data x 2 of fsdp x 2 of tensor", "fsdp=4"),
+            marks=pytest.mark.long,
         ),
-        ("pipe=2,data=2,tensor=2", "2 of pipe x 2 of data x 2 of tensor"),
+        (
+            *("pipe=2,data=2,tensor=2", "2 of pipe x 2 of data x 2 of tensor"),
+            "pipe=2,data=2,tensor=2",
+        ),
     ],
 )
-def test_any_product(mesh: str, axes: str, losses_of_one: list[float], tmp_path: Path):
+def test_any_product(
+    mesh: str, axes: str, between: str, losses_of_one: list[float], tmp_path: Path
+):
     """Interrupted and resumed: the losses of data parallelism, nearly."""
     devices = 2 ** mesh.count("=")
     processes = ("-m", "jaxcoll", "run", "-n", "2", "--devices-per-process", devices // 2)
@@ -86,8 +92,8 @@ def test_any_product(mesh: str, axes: str, losses_of_one: list[float], tmp_path:
     output = run(*processes, SCRIPT, *split, *collective, *TINY, "--stop-after=9")
     assert f"on {devices} simulated devices ({axes}) in 2 processes" in output
     assert "stopped after step 9" in output
-    # Resumed in one process, on another mesh.
-    run(SCRIPT, f"--out={tmp_path}", "--resume", *TINY, "--mesh=fsdp=4", "--stop-after=15")
+    # Resumed in one process.
+    run(SCRIPT, f"--out={tmp_path}", "--resume", *TINY, f"--mesh={between}", "--stop-after=15")
     run(*processes, SCRIPT, *split, *collective, *TINY, "--resume")
     losses = saved_losses(tmp_path)
     assert len(losses) == 24

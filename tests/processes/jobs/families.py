@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import plans
 from jax import lax
-from training import SGD, STEPS, batch, reference, start
+from training import SGD, STEPS, batch, reference, start, trained_alone
 from world import put, say
 
 import jaxcoll
@@ -27,6 +28,7 @@ from jaxcoll import (
     sync_gradients,
 )
 from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
+from jaxcoll.parallel.pure_model import as_pure
 
 PLAIN = SimpleClassifier(num_classes=4, hidden=24)
 ADAM = optax.adamw(0.1)
@@ -55,7 +57,7 @@ def assert_parts(actual: Any, expected: Any, what: str) -> None:
                 shard.data,
                 np.asarray(want)[shard.index],
                 rtol=0,
-                atol=1e-10,
+                atol=1e-10 * np.abs(want).max(initial=0),
                 err_msg=f"{what} {path}",
             )
 
@@ -112,6 +114,36 @@ def families() -> None:
         model = PPClassifier(num_classes=4, num_layers=4, width=12)
         step = pipeline_parallel_train_step(model, num_micro_batches=2)
         check(model, mesh, f"pipeline on {dict(mesh.shape)}", step=step)
+
+
+PLANS = [
+    ("linen", {"pipe": 2, "tensor": 2}, {"schedule": "interleaved", "num_micro_batches": 3}),
+    ("linen", {"pipe": 2, "fsdp": 2}, {"schedule": "1f1b", "num_micro_batches": 3}),
+    ("nnx", {"data": 2, "pipe": 2}, {"schedule": "interleaved", "num_micro_batches": 3}),
+    ("nnx", {"fsdp": 2, "tensor": 2}, {}),
+]
+
+
+def products() -> None:
+    data, optimizer = plans.batch(), optax.sgd(0.3)
+    for library, axes, options in PLANS:
+        what = f"{library}, {axes}"
+        fsdp = {"min_weight_size": 16, "bucket_bytes": 1000} if "fsdp" in axes else None
+        plan = jaxcoll.ParallelPlan(axes, fsdp=fsdp, **options)
+        axis = "tensor" if "tensor" in axes else None
+        make = plans.LIBRARIES[library]
+        model = make(axis, plan.mesh if axis else None)
+        state = plan.init(model, optimizer, jax.random.key(0), data)
+        first, expected, losses = trained_alone(as_pure("test", make(None, None)), data, optimizer)
+        assert_parts(state.unpadded().params, first, f"{what}, at the start,")
+        step = plan.build_train_step(ft.partial(plans.loss_fn, axis))
+        given = plan.shard_batch(data, batch_is_global=True)
+        seen = []
+        for _ in range(STEPS):
+            state, metrics = step(state, given)
+            seen.append(float(metrics["loss"]))
+        assert_parts(state.unpadded().params, expected, what)
+        np.testing.assert_allclose(seen, losses, rtol=1e-10)
 
 
 class Mlp(nn.Module):
@@ -191,6 +223,7 @@ def placement() -> None:
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     families()
+    products()
     five_functions()
     placement()
     say("all families are right")
