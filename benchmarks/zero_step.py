@@ -37,6 +37,7 @@ STRATEGIES = {
     "ZeRO-1": {"stage": 1},
     "ZeRO-2": {"stage": 2},
     "ZeRO-3": {"stage": 3},
+    "ZeRO-3, a layer ahead": {"stage": 3, "prefetch": 1},
     "ZeRO-3, kept": {"stage": 3, "reshard_after_forward": False},
 }
 

@@ -18,7 +18,7 @@ def fully_shard(
     min_weight_size: int = 1024,
     mp_policy: MixedPrecisionPolicy | None = None,
     reshard_after_forward: bool = True,
-    prefetch: int = 1,
+    prefetch: int | None = None,
     bucket_bytes: int = 2**22,
 ) -> PureModel:
     """Returns a model whose training state is split over the data-parallel ranks.
@@ -49,8 +49,9 @@ def fully_shard(
         reshard_after_forward: of stage 3: parameters are dropped after the forward pass and
             gathered again in the backward pass, except those of the last piece. False keeps them
             between: less communication, more memory.
-        prefetch: of stage 3: how many pieces ahead parameters are gathered, at most; 0 gathers them
-            when the piece before has ended. Not in scans.
+        prefetch: of stage 3: how many pieces ahead parameters are gathered, at most, and, if any,
+            one layer ahead in scans; 0 gathers them when what is before has ended. None: 1, and 0
+            in scans, where it was not faster on CPU.
         bucket_bytes: of stage 3: whole parameters that make a piece; one that reads a larger
             parameter has no other.
 
@@ -76,7 +77,7 @@ def fully_shard(
         raise ValueError(one_of(call, "stage", stage, ("1", "2", "3")))
     if min_weight_size < 0:
         raise ValueError(f"{call}: min_weight_size: expected 0 or more, got {min_weight_size}.")
-    if prefetch < 0:
+    if prefetch is not None and prefetch < 0:
         raise ValueError(f"{call}: prefetch: expected 0 or more pieces, got {prefetch}.")
     if bucket_bytes < 1:
         raise ValueError(f"{call}: bucket_bytes: expected 1 or more, got {bucket_bytes}.")

@@ -29,7 +29,7 @@ class Stacked:
 
 
 def gathered_scan(
-    equation: Any, stacked: Mapping[int, Stacked], keeps: bool
+    equation: Any, stacked: Mapping[int, Stacked], keeps: bool, prefetches: bool
 ) -> Callable[..., list[jax.Array]]:
     """Returns a scan as a function of its operands, some of which are parts.
 
@@ -37,23 +37,27 @@ def gathered_scan(
         equation: the scan, of whole operands.
         stacked: the numbers of those operands that are parts.
         keeps: the whole layers stay for the way back.
+        prefetches: the next layer is gathered beside what a layer computes, forward and back; two
+            are whole at a time.
 
     Differentiable: in reverse; the gradient of a part is a part of the sum of all ranks' gradients.
     """
-    scan = _Scan(equation, stacked, keeps)
+    scan = _Scan(equation, stacked, keeps, prefetches)
     function = jax.custom_vjp(lambda *operands: scan.forward(operands)[0])
     function.defvjp(lambda *operands: scan.forward(operands), scan.backward)
     return function
 
 
 class _Scan:
-    def __init__(self, equation: Any, stacked: Mapping[int, Stacked], keeps: bool) -> None:
+    def __init__(
+        self, equation: Any, stacked: Mapping[int, Stacked], keeps: bool, prefetches: bool
+    ) -> None:
         params = equation.params
         self._body = core.jaxpr_as_fun(params["jaxpr"])
         self._num_consts, self._num_carry = _compat.scan_counts(equation)
         self._reverse, self._unroll = params["reverse"], params["unroll"]
         self._length = params["length"]
-        self._stacked, self._keeps = stacked, keeps
+        self._stacked, self._keeps, self._prefetches = stacked, keeps, prefetches
         # Of a step's operands: which have derivatives.
         self._moves = [_is_inexact(v.aval) for v in equation.invars]
         self._layout: Any = None  # of what a step keeps, known once it was traced
@@ -62,20 +66,22 @@ class _Scan:
         """Returns the results, and what the way back needs."""
         consts, first, xs = self._split(operands)
 
-        def step(carry: Any, slices: Any) -> Any:
-            values = [*consts, *carry, *self._whole(slices)]
+        def step(carry: Any, slices: Any, whole: dict[int, jax.Array]) -> Any:
+            values = [*consts, *carry, *slices]
+            for i, layer in whole.items():
+                values[i] = layer
             outs, pullback = self._step(values)
             kept, self._layout = self._kept(pullback, values)
             return outs[: self._num_carry], (outs[self._num_carry :], kept)
 
-        last, (ys, kept) = self._scan(step, first, xs, self._reverse)
+        last, (ys, kept) = self._scan(step, first, xs, self._parts(xs), self._reverse)
         return [*last, *ys], (operands, kept)
 
     def backward(self, residuals: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the operands' cotangents; None of those that have none."""
         operands, kept = residuals
         consts, _, xs = self._split(operands)
-        parts = {i: x for i, x in enumerate(xs) if self._at_x(i) in self._stacked}
+        parts = {} if self._keeps else self._parts(xs)
         n = self._num_carry
         carry_moves = self._moves[self._num_consts :][:n]
         of_last, of_ys = cotangents[:n], cotangents[n:]
@@ -84,13 +90,9 @@ class _Scan:
         const_moves = self._moves[: self._num_consts]
         sums = [jnp.zeros_like(c) for c, moves in zip(consts, const_moves, strict=True) if moves]
 
-        def step(carry: Any, slices: Any) -> Any:
+        def step(carry: Any, slices: Any, whole: dict[int, jax.Array]) -> Any:
             of_carry, sums = carry
-            parts, kept, of_ys = slices
-            whole = {}
-            if not self._keeps:
-                for i, part in parts.items():
-                    whole[self._at_x(i)] = self._stacked[self._at_x(i)].gather(part)
+            kept, of_ys = slices
             pullback = self._restored(kept, whole, consts)
             of_values = iter(pullback([*of_carry, *of_ys]))
             of_operands: list[Any] = [next(of_values) if moves else None for moves in self._moves]
@@ -102,7 +104,7 @@ class _Scan:
             return ([c for c in of_carry if c is not None], sums), of_xs
 
         (of_first, sums), of_xs = self._scan(
-            step, (of_last, sums), (parts, kept, of_ys), not self._reverse
+            step, (of_last, sums), (kept, of_ys), parts, not self._reverse
         )
         rest = iter([*sums, *of_first])
         fixed = self._moves[: self._num_consts + n]
@@ -124,12 +126,6 @@ class _Scan:
         results, pullback, outs = jax.vjp(compute, *moving, has_aux=True)
         found = iter(results)
         return [next(found) if _is_inexact(y) else y for y in outs], pullback
-
-    def _whole(self, slices: Sequence[jax.Array]) -> list[jax.Array]:
-        return [
-            self._stacked[self._at_x(i)].gather(x) if self._at_x(i) in self._stacked else x
-            for i, x in enumerate(slices)
-        ]
 
     def _kept(self, pullback: Any, values: list[jax.Array]) -> tuple[list[jax.Array], Any]:
         """Returns what a step must keep of its way back, and how to put it together again."""
@@ -154,8 +150,50 @@ class _Scan:
         operands = list(operands)
         return operands[:first], operands[first:xs], operands[xs:]
 
-    def _scan(self, step: Any, carry: Any, xs: Any, reverse: bool) -> Any:
-        return lax.scan(step, carry, xs, self._length, reverse, self._unroll)
+    def _parts(self, xs: Sequence[jax.Array]) -> dict[int, jax.Array]:
+        """Returns the operands that are parts, by number."""
+        return {i: xs[i - self._at_x(0)] for i in self._stacked}
+
+    def _gathered(self, parts: dict[int, jax.Array]) -> dict[int, jax.Array]:
+        """Returns one slice of each, whole."""
+        return {i: self._stacked[i].gather(part) for i, part in parts.items()}
+
+    def _scan(
+        self, step: Any, carry: Any, xs: Any, parts: dict[int, jax.Array], reverse: bool
+    ) -> Any:
+        """Scans with `step(carry, slices, whole layers)`, whose parts are gathered as it goes."""
+        if not (self._prefetches and parts and self._length > 1):
+
+            def gathering(carry: Any, slices: Any) -> Any:
+                slices, own = slices
+                return step(carry, slices, self._gathered(own))
+
+            return lax.scan(gathering, carry, (xs, parts), self._length, reverse, self._unroll)
+
+        def layer(at: Any) -> dict[int, jax.Array]:
+            own = {i: lax.dynamic_index_in_dim(x, at, keepdims=False) for i, x in parts.items()}
+            return self._gathered(own)
+
+        def ahead(carry: Any, slices: Any) -> Any:
+            carry, whole = carry
+            slices, at = slices
+            following = at - 1 if reverse else at + 1
+            # The same on all ranks.
+            is_there = (following >= 0) & (following < self._length)
+            next_whole = lax.cond(is_there, layer, lambda at: whole, following)
+            carry, ys = step(carry, slices, whole)
+            return (carry, next_whole), ys
+
+        first = layer(self._length - 1 if reverse else 0)
+        (carry, _), ys = lax.scan(
+            ahead,
+            (carry, first),
+            (xs, jnp.arange(self._length)),
+            self._length,
+            reverse,
+            self._unroll,
+        )
+        return carry, ys
 
 
 def _is_inexact(value: Any) -> bool:

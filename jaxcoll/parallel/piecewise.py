@@ -40,12 +40,13 @@ class Schedule:
 
     Attributes:
         bucket_bytes: of parameters that are gathered, and dropped, together.
-        prefetch: how many pieces ahead they may be gathered.
+        prefetch: how many pieces ahead they may be gathered, and whether in scans a layer is; None:
+            one piece, and not in scans.
         reshard_after_forward: they are dropped after the forward pass, and gathered again.
     """
 
     bucket_bytes: int
-    prefetch: int
+    prefetch: int | None
     reshard_after_forward: bool
 
 
@@ -80,7 +81,8 @@ def value_and_grad(
 
     def scan(equation: Any, stacked: dict[int, int]) -> Any:
         layers = {i: _layer(parts, number) for i, number in stacked.items()}
-        return gathered_scan(equation, layers, not schedule.reshard_after_forward)
+        keeps, prefetches = not schedule.reshard_after_forward, bool(schedule.prefetch)
+        return gathered_scan(equation, layers, keeps, prefetches)
 
     split = [dim and dim.index for dim in parts.split]
     program = cut(closed, split, schedule.bucket_bytes, scan)
@@ -121,7 +123,8 @@ class _Run:
         self, program: Program, params: Sequence[jax.Array], parts: Parts, schedule: Schedule
     ) -> None:
         self._program, self._params, self._parts = program, params, parts
-        self._prefetch, self._keeps = schedule.prefetch, not schedule.reshard_after_forward
+        self._prefetch = 1 if schedule.prefetch is None else schedule.prefetch
+        self._keeps = not schedule.reshard_after_forward
         self._values = {**program.constants, **dict(zip(program.operands, params, strict=True))}
         # Of each piece its way back and, where they stay, its parameters.
         self._ways_back: list[tuple[_Pullback, list[jax.Array] | None]] = []

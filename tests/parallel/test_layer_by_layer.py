@@ -168,7 +168,7 @@ def trained_alone(model: Any, params: Any, data: Any) -> Any:
     model=tuple(MODELS),
     size=(1, 2, 3, 4, 8),
     bucket_bytes=(1, 2**13, 2**22),
-    prefetch=(0, 1, 2),
+    prefetch=(None, 0, 2),
     reshard_after_forward=(False, True),
     accumulate=(1, 2),
 )
@@ -177,7 +177,7 @@ def test_trains_as_on_one_device(
     size: int,
     accumulate: int,
     bucket_bytes: int,
-    prefetch: int,
+    prefetch: int | None,
     reshard_after_forward: bool,
 ):
     data, mesh = batch(), mesh_of(data=size)
@@ -335,8 +335,15 @@ def test_memory_for_one_layer_whatever_the_depth(make: Any):
     assert many < 2.3 * WHOLE + 16 * WHOLE / 8  # a layer and its gradient
 
 
+@pytest.mark.parametrize("make", [Scanned, ScannedNnx])
+def test_memory_for_two_layers_of_a_scan(make: Any):
+    few, many = (temporary_bytes(make(depth), prefetch=1) for depth in (4, 16))
+    assert many - few < 1.2 * 12 * WHOLE / 8
+    assert temporary_bytes(make(16), prefetch=0) < many < 4.5 * WHOLE + 16 * WHOLE / 8
+
+
 def test_memory_for_two_layers_or_all():
-    assert temporary_bytes(Unrolled(16), prefetch=1) < (4.5 + 16 / 8) * WHOLE
+    assert temporary_bytes(Unrolled(16)) < (4.5 + 16 / 8) * WHOLE
     for make in (Unrolled, Scanned):
         assert temporary_bytes(make(16), reshard_after_forward=False) > 15 * WHOLE
 
@@ -381,9 +388,13 @@ def equations(jaxpr: Any, *names: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("reshard", "expected"), [(True, 2), (False, 1)])
-def test_gathers_of_a_scan(reshard: bool, expected: int):
-    model = fully_shard(Scanned(4), reshard_after_forward=reshard)
+@pytest.mark.parametrize(
+    ("reshard", "prefetch", "expected"),
+    # Ahead: the first layer before the scan, the others in it.
+    [(True, None, 2), (False, None, 1), (True, 0, 2), (True, 1, 4), (False, 1, 2)],
+)
+def test_gathers_of_a_scan(reshard: bool, prefetch: int | None, expected: int):
+    model = fully_shard(Scanned(4), reshard_after_forward=reshard, prefetch=prefetch)
     jaxpr = step_of(model)
     assert len(equations(jaxpr, "all_gather")) == expected
     assert len(equations(jaxpr, "reduce_scatter")) == 1
