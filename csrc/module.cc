@@ -162,9 +162,8 @@ void EndWatch(bool has_failed, std::uint64_t failures) {
     if (!has_failed_unseen && Watchdog::Get().num_failures() == known_failures) {
       return;
     }
-    if (!has_failed_unseen) {
-      std::fprintf(stderr, "jaxcoll: work that was not awaited has failed: %s\n",
-                   Watchdog::Get().LastFailure().c_str());
+    for (const std::string& text : Watchdog::Get().FailuresSince(known_failures)) {
+      std::fprintf(stderr, "jaxcoll: work that was not awaited has failed: %s\n", text.c_str());
     }
     std::fflush(nullptr);
     std::_Exit(1);
@@ -361,8 +360,8 @@ NB_MODULE(_core, m) {
       "num_failures", [] { return Watchdog::Get().num_failures(); },
       "Runs of programs that failed so far in native calls.");
   m.def(
-      "last_failure", [] { return Watchdog::Get().LastFailure(); },
-      "Why the last of them failed, or ''.");
+      "failures", [](std::uint64_t known) { return Watchdog::Get().FailuresSince(known); },
+      nb::arg("known"), "Why those of them beyond the first `known` failed, of the latest.");
 }
 
 }  // namespace jaxcoll

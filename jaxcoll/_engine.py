@@ -60,8 +60,8 @@ def reset() -> None:
     steps in flight whose results are still held (wait for others yourself), and until all processes
     have come here, makes them a new shared memory, and forgets the old one. What the failed
     programs were to compute, and arrays that were donated to them, is lost. In a job of one process
-    the next program runs anyway, and it only concerns XLA's own collectives, where those run on the
-    engine (`initialize(accelerate=True)`).
+    the next program runs anyway, but for XLA's own collectives, where those run on the engine
+    (`initialize(accelerate=True)`). What has failed before makes the process's end no error.
 
     Raises:
         RuntimeError: a process has ended or does not come within `config.timeout_s`, or
@@ -74,19 +74,26 @@ def reset() -> None:
         ...     jaxcoll.reset()
         ...     state = restore(checkpoint)
     """
+    core = _native.core()
     if _compat.process_id_and_count()[1] == 1:
+        await_steps()
+        _forget_failures(core)
         if _door.is_open():
-            await_steps()
             _door.reset()
         return
     if not _state.attachments:
         raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
     await_steps()  # none of them may meet a step of the time after
-    core = _native.core()
-    if core is not None and (failure := core.job_failure()):
-        errors.note_seen(failure)
+    _forget_failures(core)
     attach("reset")
     _door.reset()
+
+
+def _forget_failures(core: Any) -> None:
+    """Who resets knows what has failed: the end of the process need not repeat it."""
+    if core is not None:
+        for text in [*core.failures(0), core.job_failure() or ""]:
+            errors.note_seen(text)
 
 
 def attach(call: str = "initialize") -> None:

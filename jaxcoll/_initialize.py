@@ -14,7 +14,7 @@ from jaxcoll._addresses import reserved
 from jaxcoll._board import has_ended
 from jaxcoll._config import logger
 from jaxcoll._errors import one_of
-from jaxcoll._processes import expected_devices, jax_has_started, needed_environment
+from jaxcoll._processes import expected_devices, jax_has_started, prepare
 
 # How long the process that has JAX's coordination service waits at its end for the others, which
 # do not survive the service. JAX's own limit.
@@ -80,7 +80,7 @@ def _join() -> None:
         return
     choice = _choice()
     if not jax_has_started():
-        os.environ.update(needed_environment(expected_devices(), os.environ))
+        prepare(expected_devices())
     if not jax.distributed.is_initialized():
         if os.environ.get("JAXCOLL_COORDINATOR"):
             _join_launched()

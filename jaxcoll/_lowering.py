@@ -321,6 +321,7 @@ def _describe(
         "operands": types,
         "bytes": int(size),
         "ranks": len(groups[0]),
+        "path": "native, between processes" if placement["processes"] else "native, in one process",
         "program": _compat.module_name(ctx),
         "source": source,
     }

@@ -10,6 +10,7 @@ import jax
 from jaxcoll._config import config, logger
 
 # XLA's own limit on the waits of its own collectives, after which it ends the process.
+_XLA_TERMINATE = "--xla_cpu_collective_call_terminate_timeout_seconds"
 _XLA_TERMINATE_S = 40
 _FOR_EVER_S = 10**7
 
@@ -22,9 +23,9 @@ def simulate_cpu_devices(num_devices: int) -> None:
     Call it before JAX starts, that is before the first computation, `jax.devices()` or the like. It
     also sets what a multi-device CPU program needs: a thread pool that un-awaited steps can't
     exhaust (`PJRT_NPROC`; with XLA's default, more than 32 of them hang), and the limits on the
-    waits of XLA's own collectives, which end the process: twice `config.timeout_s` as it is now,
-    so that an error of ours comes first, and 40 s, XLA's default, at least. In a job that
-    `jaxcoll run --devices-per-process` started it does nothing: that number holds.
+    waits of XLA's own collectives, which end the process: twice `config.timeout_s` as it is when
+    JAX starts, so that an error of ours comes first, and 40 s, XLA's default, at least. In a job
+    that `jaxcoll run --devices-per-process` started it does nothing: that number holds.
 
     Args:
         num_devices: how many devices, at least 1.
@@ -61,7 +62,7 @@ def simulate_cpu_devices(num_devices: int) -> None:
         )
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", num_devices)
-    os.environ.update(needed_environment(num_devices, os.environ))
+    prepare(num_devices)
     _simulated = num_devices
 
 
@@ -78,6 +79,35 @@ def expected_devices() -> int:
     return max(1, int(jax.config.jax_num_cpu_devices), *map(int, forced[-1:]))
 
 
+def prepare(num_devices: int) -> None:
+    """Sets what this process needs before JAX starts; until then `config.timeout_s` counts."""
+    ours: set[str] = set()
+
+    def follow(timeout_s: float | None) -> None:
+        if jax_has_started():
+            _warn_of_xla_limit(timeout_s)
+            return
+        kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag not in ours]
+        needed = needed_environment(num_devices, {**os.environ, "XLA_FLAGS": " ".join(kept)})
+        ours.update(set(needed["XLA_FLAGS"].split()) - set(kept))
+        os.environ.update(needed)
+
+    config._on_change("timeout_s", follow)
+
+
+def _warn_of_xla_limit(timeout_s: float | None) -> None:
+    found = re.findall(rf"{_XLA_TERMINATE}=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    limit_s = int(found[-1]) if found else _XLA_TERMINATE_S
+    if limit_s < (_FOR_EVER_S if timeout_s is None else timeout_s):
+        logger.warning(
+            "jaxcoll: config.timeout_s = %s: XLA ends a process that waits for %d s in one of its "
+            "own collectives, on jax.lax; a longer limit is to be set before JAX starts "
+            "(JAXCOLL_TIMEOUT_S)",
+            timeout_s,
+            limit_s,
+        )
+
+
 def needed_environment(num_devices: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that a process with as many CPU devices needs before JAX starts.
 
@@ -90,7 +120,7 @@ def needed_environment(num_devices: int, environment: Mapping[str, str]) -> dict
     ours_s = _FOR_EVER_S if config.timeout_s is None else math.ceil(config.timeout_s)
     for name, seconds in (
         ("--xla_cpu_collective_call_warn_stuck_timeout_seconds", ours_s + ours_s // 2),
-        ("--xla_cpu_collective_call_terminate_timeout_seconds", 2 * ours_s),
+        (_XLA_TERMINATE, 2 * ours_s),
     ):
         if not any(flag.startswith(name) for flag in flags):
             flags.append(f"{name}={max(seconds, _XLA_TERMINATE_S)}")

@@ -1,6 +1,6 @@
 #include "host/call_site.h"
 
-#include <algorithm>  // std::find, std::max
+#include <algorithm>  // std::find, std::find_if, std::max, std::none_of
 #include <utility>    // std::move
 
 #include "core/clock.h"
@@ -217,69 +217,124 @@ void CallSite::FailJob(std::int64_t run, const Status& cause) const {
   }
 }
 
-void CallSite::Check(std::int64_t now_ns, std::int64_t timeout_ns) {
-  Meeting::OpenCall call;
+void CallSite::AddUnderWay(std::int64_t now_ns, std::vector<UnderWay>& calls) {
+  Meeting::Call call;
   for (std::size_t group = 0; group < meetings_.size(); ++group) {
     if (meetings_[group] == nullptr) {
       continue;
     }
     meetings_[group]->ShowLeft(now_ns);
-    if (!meetings_[group]->IsOpen(call)) {
+    if (!meetings_[group]->IsUnderWay(call)) {
       continue;
     }
-    Meeting& meeting = *meetings_[group];
-    if (auto cause = Watchdog::Get().FailureOf(call.key.run); cause != nullptr) {
-      meeting.Fail(call.key, cause);
-      continue;
-    }
-    auto cause = meeting.JobFailure();
-    if (cause == nullptr && fails_with_job_) {
-      cause = job_->Failure();
-    }
-    if (cause != nullptr) {
-      meeting.Fail(call.key, cause);
-      continue;
-    }
-    const std::int64_t waited_ns = now_ns - call.opened_ns;
-    if (timeout_ns < 0 || waited_ns < timeout_ns) {
-      continue;
-    }
-    cause = std::make_shared<const Status>(
-        DeadlineExceeded(Describe(group, call, waited_ns, timeout_ns)));
-    if (meeting.Fail(call.key, cause) && call.epoch == epoch()) {
-      FailJob(call.key.run, *cause);
+    UnderWay& added = calls.emplace_back(
+        UnderWay{.site = this, .group = group, .call = call, .arrived = {}, .missing = {}});
+    const Membership* const membership = memberships_[group].get();
+    for (std::size_t i = 0; i < call.arrived.size(); ++i) {
+      const std::size_t rank = membership == nullptr ? i : membership->my_ranks()[i];
+      const std::int64_t logical_id = groups_[group][rank];
+      const Member& member = members_[static_cast<std::size_t>(logical_id)];
+      (call.arrived[i] ? added.arrived : added.missing)
+          .push_back({.logical_id = logical_id,
+                      .device = member.device.load(std::memory_order_relaxed),
+                      .rank = rank});
     }
   }
 }
 
-std::string CallSite::Describe(std::size_t group, const Meeting::OpenCall& call,
+void CallSite::Check(const UnderWay& under_way, const std::vector<UnderWay>& all,
+                     std::int64_t now_ns, std::int64_t timeout_ns) {
+  const Meeting::Call& call = under_way.call;
+  if (call.is_complete) {
+    return;
+  }
+  Meeting& meeting = *meetings_[under_way.group];
+  if (auto cause = Watchdog::Get().FailureOf(call.key.run); cause != nullptr) {
+    meeting.Fail(call.key, cause);
+    return;
+  }
+  auto cause = meeting.JobFailure();
+  if (cause == nullptr && fails_with_job_) {
+    cause = job_->Failure();
+  }
+  if (cause != nullptr) {
+    meeting.Fail(call.key, cause);
+    return;
+  }
+  if (timeout_ns < 0) {
+    return;
+  }
+  if (IsAnyoneExcused(now_ns)) {
+    excused_ns_ = now_ns;
+  }
+  const std::int64_t waited_ns = now_ns - std::max(call.opened_ns, excused_ns_);
+  if (waited_ns >= timeout_ns) {
+    Fail(under_way, std::make_shared<const Status>(
+                        DeadlineExceeded(Describe(under_way, all, waited_ns, timeout_ns))));
+  }
+}
+
+void CallSite::Fail(const UnderWay& call, const std::shared_ptr<const Status>& cause) {
+  if (meetings_[call.group]->Fail(call.call.key, cause) && call.call.epoch == epoch()) {
+    FailJob(call.call.key.run, *cause);
+  }
+}
+
+bool CallSite::IsAnyoneExcused(std::int64_t now_ns) const {
+  return BlackBox::Get().IsExcused(now_ns, compile_timeout_ns()) ||
+         (job_ != nullptr && job_->session()->IsAnyoneExcused(now_ns, compile_timeout_ns()));
+}
+
+std::string CallSite::Describe(const UnderWay& call, const std::vector<UnderWay>& all,
                                std::int64_t waited_ns, std::int64_t timeout_ns) const {
   const BlackBox& box = BlackBox::Get();
   box.AskForStack(kStackPatienceNs);
-  std::string came;
-  std::string missing;
+  const auto listed = [](const std::vector<Place>& places) {
+    std::string list;
+    for (const Place& place : places) {
+      list += (list.empty() ? "" : ", ") + std::to_string(place.rank);
+      list += place.device >= 0 ? " (device " + std::to_string(place.device) + ")"
+                                : " (partition " + std::to_string(place.logical_id) + ")";
+    }
+    return list;
+  };
   std::string doing;
-  const Membership* const membership = memberships_[group].get();
-  const std::size_t num_here = call.arrived.size();
-  for (std::size_t i = 0; i < num_here; ++i) {
-    const std::size_t r = membership == nullptr ? i : membership->my_ranks()[i];
-    const Member& member = members_[static_cast<std::size_t>(groups_[group][r])];
-    const std::int64_t device = member.device.load(std::memory_order_relaxed);
-    std::string& list = call.arrived[i] ? came : missing;
-    list += (list.empty() ? "" : ", ") + std::to_string(r);
-    list += device >= 0 ? " (device " + std::to_string(device) + ")"
-                        : " (partition " + std::to_string(groups_[group][r]) + ")";
-    if (!call.arrived[i] && device >= 0) {
-      doing += "\n  rank " + std::to_string(r) + ": " + LastCallText(box, device, NowNs());
+  std::vector<std::int64_t> devices;
+  for (const Place& place : call.missing) {
+    if (place.device >= 0) {
+      doing += "\n  rank " + std::to_string(place.rank) + ": " +
+               LastCallText(box, place.device, NowNs());
+      devices.push_back(place.device);
     }
   }
-  return SiteText(id_) + ": waited " + SecondsText(waited_ns) + " (the limit is " +
-         SecondsText(timeout_ns) + ") for rank " + missing + " of " +
-         std::to_string(groups_[group].size()) +
-         (num_here < groups_[group].size() ? ", in this process" : "") + "; arrived: rank " + came +
-         "; run " + std::to_string(call.key.run) + ", execution " +
-         std::to_string(call.key.iteration + 1) + " of this call in it" + DumpText() + doing +
-         PythonText(box, NowNs());
+  // For whom these wait in turn.
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    for (const UnderWay& other : all) {
+      const auto is_there = [&](const Place& place) { return place.device == devices[i]; };
+      if (std::none_of(other.arrived.begin(), other.arrived.end(), is_there)) {
+        continue;
+      }
+      for (const Place& place : other.missing) {
+        if (place.device >= 0 &&
+            std::find(devices.begin(), devices.end(), place.device) == devices.end()) {
+          devices.push_back(place.device);
+          doing += "\n  device " + std::to_string(place.device) + ", for which device " +
+                   std::to_string(devices[i]) +
+                   " waits: " + LastCallText(box, place.device, NowNs());
+        }
+      }
+    }
+  }
+  const std::size_t num_ranks = groups_[call.group].size();
+  const std::string chain =
+      job_ == nullptr ? "" : ChainText(*job_->session(), {job_->session()->seat()});
+  return Text() + ": waited " + SecondsText(waited_ns) + " (the limit is " +
+         SecondsText(timeout_ns) + ") for rank " + listed(call.missing) + " of " +
+         std::to_string(num_ranks) +
+         (call.call.arrived.size() < num_ranks ? ", in this process" : "") + "; arrived: rank " +
+         listed(call.arrived) + "; run " + std::to_string(call.call.key.run) + ", execution " +
+         std::to_string(call.call.key.iteration + 1) + " of this call in it" + DumpText() + doing +
+         PythonText(box, NowNs()) + chain;
 }
 
 }  // namespace jaxcoll

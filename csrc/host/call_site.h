@@ -57,6 +57,8 @@ class CallSite final : public Pooled, private CallNames {
 
   [[nodiscard]] const Work& work() const { return *work_; }
   [[nodiscard]] std::uint64_t id() const { return id_; }
+  /// For errors.
+  [[nodiscard]] std::string Text() const override;
   /// Of the programs that resume here.
   [[nodiscard]] Pace& pace() const { return *pace_; }
 
@@ -90,9 +92,28 @@ class CallSite final : public Pooled, private CallNames {
   /// Counts the attachments of the job; 0 without one.
   [[nodiscard]] std::uint64_t epoch() const { return job_ == nullptr ? 0 : job_->epoch(); }
 
-  /// Fails every open meeting whose deadline is over (timeout_ns < 0: none) or whose run is known
-  /// to have failed. Called by the watchdog.
-  void Check(std::int64_t now_ns, std::int64_t timeout_ns);
+  /// A member of a group, in this process.
+  struct Place {
+    std::int64_t logical_id;
+    std::int64_t device;  ///< -1: it has not been here
+    std::size_t rank;     ///< in the group
+  };
+  /// A call that members of a group are in.
+  struct UnderWay {
+    CallSite* site;
+    std::size_t group;
+    Meeting::Call call;
+    std::vector<Place> arrived, missing;  ///< of this process
+  };
+  /// Adds those of this site, for the watchdog, whose looks are of all sites.
+  void AddUnderWay(std::int64_t now_ns, std::vector<UnderWay>& calls);
+
+  /// Fails the call if its run is known to have failed, or its job, or if its deadline is over
+  /// (timeout_ns < 0: none). `all`: what is under way in this process.
+  void Check(const UnderWay& call, const std::vector<UnderWay>& all, std::int64_t now_ns,
+             std::int64_t timeout_ns);
+  /// Fails the call if it is still open, with its job.
+  void Fail(const UnderWay& call, const std::shared_ptr<const Status>& cause);
 
  private:
   struct Member : Pooled {
@@ -108,12 +129,13 @@ class CallSite final : public Pooled, private CallNames {
 
   ~CallSite();
 
-  [[nodiscard]] std::string Text() const override;
   [[nodiscard]] std::int64_t timeout_ns() const override;
   [[nodiscard]] std::int64_t compile_timeout_ns() const override;
 
-  std::string Describe(std::size_t group, const Meeting::OpenCall& call, std::int64_t waited_ns,
-                       std::int64_t timeout_ns) const;
+  /// Whether somebody who may be waited for has a reason not to come for now.
+  [[nodiscard]] bool IsAnyoneExcused(std::int64_t now_ns) const;
+  std::string Describe(const UnderWay& call, const std::vector<UnderWay>& all,
+                       std::int64_t waited_ns, std::int64_t timeout_ns) const;
 
   const std::uint64_t id_;
   const std::vector<std::vector<std::int64_t>> groups_;
@@ -124,6 +146,7 @@ class CallSite final : public Pooled, private CallNames {
   SmallArray<Member, 2> members_;                         // by logical id
   std::vector<std::unique_ptr<Membership>> memberships_;  // by group; null: all are here
   std::vector<std::unique_ptr<Meeting>> meetings_;        // by group; null: none is here
+  std::int64_t excused_ns_ = 0;  // the watchdog's: when somebody had a reason
   std::atomic<int> references_{1};
 };
 

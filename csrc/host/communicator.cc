@@ -175,7 +175,8 @@ std::string Clique::Text(const Operation& operation, const std::string& origin) 
   if (Reduces(operation.kind)) {
     text += " (" + std::string(Name(operation.op)) + ")";
   }
-  text += ": " + std::string(Name(operation.dtype)) + "[" + std::to_string(operation.count) + "]";
+  text += ": " + std::string(Name(operation.dtype)) + "[" + std::to_string(operation.count) +
+          "] (" + std::to_string(operation.count * SizeOf(operation.dtype)) + " bytes)";
   if (operation.kind == Operation::Kind::kSend) {
     text += " from device " + std::to_string(devices_[operation.from]) + " to device " +
             std::to_string(devices_[operation.to]);
@@ -189,7 +190,8 @@ std::string Clique::Json(const Operation& operation) const {
   const bool is_pair = operation.kind == Operation::Kind::kSend;
   return R"({"op":")" + std::string(Name(operation.kind)) + R"( of XLA","ranks":)" +
          std::to_string(is_pair ? 2 : devices_.size()) + R"(,"bytes":)" +
-         std::to_string(operation.count * SizeOf(operation.dtype)) + "}";
+         std::to_string(operation.count * SizeOf(operation.dtype)) + R"(,"path":"native, )" +
+         (job_ != nullptr ? "between processes" : "in one process") + "\"}";
 }
 
 CallSite* Clique::Site(const Operation& operation, std::string& problem) {

@@ -7,6 +7,7 @@
 
 #include "core/clock.h"
 #include "host/recorder.h"
+#include "host/stalemate.h"
 
 namespace jaxcoll {
 namespace {
@@ -83,6 +84,29 @@ std::string PythonText(const BlackBox& box, std::int64_t now_ns) {
   return "\n  " + std::string(Name(phase)) + " for " + SecondsText(told.at_ns - since_ns) +
          "; Python stack, " + SecondsText(now_ns - told.at_ns) +
          " ago:" + Indented(told.stack, "    ");
+}
+
+std::string ProcessText(const Session& session, std::size_t seat) {
+  const std::int64_t pid = session.segment().seat(seat).pid.load(std::memory_order_relaxed);
+  return "process " + std::to_string(session.processes()[seat]) + ", pid " + std::to_string(pid) +
+         ", " + std::string(session.WhereIs(seat, NowNs()).state);
+}
+
+std::string ChainText(const Session& session, const std::vector<std::size_t>& seats) {
+  std::string text;
+  for (const Wait& wait : FindWaits(session, seats)) {
+    const auto seat = static_cast<std::size_t>(wait.missing.front());
+    if (seat == session.seat()) {
+      continue;
+    }
+    const auto waiter = static_cast<std::size_t>(wait.waiter);
+    text += "\n  " + ProcessText(session, seat) + ", for which process " +
+            std::to_string(session.processes()[waiter]) + " waits";
+    if (const BlackBox* const box = session.box(seat); box != nullptr) {
+      text += ": " + LastCallText(*box, std::nullopt, NowNs()) + PythonText(*box, NowNs());
+    }
+  }
+  return text;
 }
 
 void SetDumpFolder(std::string folder) {

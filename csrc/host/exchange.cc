@@ -439,7 +439,8 @@ Exchange::Progress Exchange::Finish() {
 // ---- Failing ----------------------------------------------------------------------------------
 
 void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
-  if (AnyoneIsExcused(now_ns)) {  // those that wait for it may be whom this process waits for
+  // Those that wait for it may be whom this process waits for.
+  if (session_->IsAnyoneExcused(now_ns, names_.compile_timeout_ns())) {
     excused_ns_ = now_ns;
   }
   const std::int64_t waited_ns = now_ns - std::max(since_ns, excused_ns_);
@@ -462,7 +463,7 @@ void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
     return;
   }
   AskForStacks(missing);  // and with it for what they do now; they may come meanwhile
-  if (!Missing().empty() && !AnyoneIsExcused(NowNs())) {
+  if (!Missing().empty() && !session_->IsAnyoneExcused(NowNs(), names_.compile_timeout_ns())) {
     session_->segment().Fail(
         WaitText(waited_ns, " (the limit is " + SecondsText(timeout_ns) + ")"));
   }
@@ -479,17 +480,6 @@ std::vector<std::size_t> Exchange::Missing() {
     }
   }
   return missing;
-}
-
-bool Exchange::AnyoneIsExcused(std::int64_t now_ns) const {
-  for (std::size_t seat = 0; seat < session_->processes().size(); ++seat) {
-    const BlackBox* const box = session_->box(seat);
-    if (box != nullptr && box->IsExcused(now_ns, names_.compile_timeout_ns()) &&
-        session_->WhereIs(seat, now_ns).state == "running") {
-      return true;
-    }
-  }
-  return false;
 }
 
 void Exchange::AskForStacks(const std::vector<std::size_t>& seats) const {
@@ -518,13 +508,9 @@ std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {
   std::string missing;
   std::string doing;
   std::size_t num_shown = 0;
+  std::vector<std::size_t> seats = {session_->seat()};
   const auto add = [](std::string& list, const std::string& text) {
     list += (list.empty() ? "" : ", ") + text;
-  };
-  const auto state = [&](std::size_t seat) {
-    const std::int64_t pid = session_->segment().seat(seat).pid.load(std::memory_order_relaxed);
-    return "process " + std::to_string(session_->processes()[seat]) + ", pid " +
-           std::to_string(pid) + ", " + std::string(session_->WhereIs(seat, NowNs()).state);
   };
   for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {
     Peer* const peer = process == members_.mine() ? nullptr : &peers_[i++];
@@ -540,7 +526,8 @@ std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {
     }
     const std::size_t seat = members_.seat(process);
     if (is_missing) {
-      add(missing, "rank " + ranks + " (" + state(seat) + ")");
+      add(missing, "rank " + ranks + " (" + ProcessText(*session_, seat) + ")");
+      seats.push_back(seat);
       if (const BlackBox* const box = session_->box(seat); box != nullptr) {
         doing += "\n  rank " + ranks + ": " + LastCallText(*box, std::nullopt, NowNs());
         doing += ++num_shown <= kMostStacks ? PythonText(*box, NowNs()) : "";
@@ -551,7 +538,7 @@ std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {
   }
   if (lane_ < 0) {
     for (const std::size_t seat : session_->Laggards()) {
-      add(missing, state(seat));
+      add(missing, ProcessText(*session_, seat));
     }
     missing =
         "a free lane" + (missing.empty() ? "" : ": an earlier call is not over for " + missing);
@@ -559,7 +546,7 @@ std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {
   return names_.Text() + ": waited " + SecondsText(waited_ns) + " for " + missing +
          (step_ == steps_.count() ? " to read what this process left" : "") + "; arrived: " + came +
          "; execution " + std::to_string(name_.occurrence) + " of this call" + why + DumpText() +
-         doing;
+         doing + ChainText(*session_, seats);
 }
 
 }  // namespace jaxcoll

@@ -175,8 +175,6 @@ class Exchange : public Pooled {
   [[nodiscard]] std::string WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) const;
   /// The seats of those for whom it waits.
   std::vector<std::size_t> Missing();
-  /// Whether another process has a reason not to come for now.
-  [[nodiscard]] bool AnyoneIsExcused(std::int64_t now_ns) const;
   /// Has those that still run say what they do; waits for that, not for long.
   void AskForStacks(const std::vector<std::size_t>& seats) const;
   [[nodiscard]] std::string WaitText(std::int64_t waited_ns, const std::string& why);

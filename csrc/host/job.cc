@@ -218,6 +218,16 @@ Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
   return {.state = letter == 'T' || letter == 't' ? "stopped" : "running", .gone = ""};
 }
 
+bool Session::IsAnyoneExcused(std::int64_t now_ns, std::int64_t compile_timeout_ns) const {
+  for (std::size_t seat = 0; seat < boxes_.size(); ++seat) {
+    if (boxes_[seat] != nullptr && boxes_[seat]->IsExcused(now_ns, compile_timeout_ns) &&
+        WhereIs(seat, now_ns).state == "running") {
+      return true;
+    }
+  }
+  return false;
+}
+
 void Session::Leave() const {
   if (segment_->seat(seat_).pid.load(std::memory_order_relaxed) != getpid()) {
     return;  // a forked child, whose end is not the process's

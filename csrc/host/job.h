@@ -96,6 +96,9 @@ class Session {
   /// Asks the system about another process.
   [[nodiscard]] Whereabouts WhereIs(std::size_t seat, std::int64_t now_ns) const;
 
+  /// Whether another process has a reason not to come to calls for now, see BlackBox::IsExcused.
+  [[nodiscard]] bool IsAnyoneExcused(std::int64_t now_ns, std::int64_t compile_timeout_ns) const;
+
   /// This process is about to exit: others need not wait for calls that it has not begun.
   void Leave() const;
 

@@ -387,11 +387,12 @@ void Meeting::ShowLeft(std::int64_t now_ns) {
   }
 }
 
-bool Meeting::IsOpen(OpenCall& call) {
+bool Meeting::IsUnderWay(Call& call) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (state_ != State::kOpen) {
+  if (state_ != State::kOpen && state_ != State::kMoving) {
     return false;
   }
+  call.is_complete = state_ == State::kMoving;
   call.key = key_;
   call.opened_ns = opened_ns_;
   call.epoch = epoch_;

@@ -116,15 +116,16 @@ class Meeting : public Pooled {
   /// See Exchange::ShowLeft.
   void ShowLeft(std::int64_t now_ns);
 
-  /// What an open meeting waits for; `arrived[r]` tells whether rank r has come.
-  struct OpenCall {
+  /// A call that ranks of this process are in; `arrived[r]` tells whether rank r has come.
+  struct Call {
     Key key;
-    std::int64_t opened_ns;
-    std::uint64_t epoch;  ///< of the job
+    std::int64_t opened_ns = 0;
+    std::uint64_t epoch = 0;   ///< of the job
+    bool is_complete = false;  ///< all have come: it ends, or waits for other processes
     std::vector<bool> arrived;
   };
-  /// Fills `call` and returns true where the meeting is open.
-  bool IsOpen(OpenCall& call);
+  /// Fills `call` and returns true where there is one.
+  bool IsUnderWay(Call& call);
 
   /// Fails the call `key` and its run if it is still open, and has the ranks that wait resumed with
   /// `failure`.

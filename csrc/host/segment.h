@@ -61,8 +61,8 @@ struct alignas(64) Lane {
   /// 0: its process does not wait in it. Less than 0: it has left the call since then, which others
   /// have not read yet.
   std::atomic<std::int64_t> waits_since_ns;
-  alignas(64) SharedText<512> text;  ///< of the call, while it waits
-  SeatSet members;                   ///< for whom it waits
+  alignas(64) SharedText<1016> text;  ///< of the call, while it waits
+  SeatSet members;                    ///< for whom it waits
 
   static constexpr unsigned kProgressBits = 24;
   static constexpr std::uint64_t kMaxProgress = (std::uint64_t{1} << kProgressBits) - 1;

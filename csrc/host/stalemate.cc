@@ -64,6 +64,25 @@ bool HasComeTo(const Calls& calls, const CallName& name) {
 
 }  // namespace
 
+std::set<std::int64_t> FindStuck(const std::vector<Wait>& waits) {
+  std::set<std::int64_t> stuck;
+  for (const Wait& wait : waits) {
+    stuck.insert(wait.waiter);
+  }
+  const auto may_end = [&](const Wait& wait) {
+    return std::none_of(wait.missing.begin(), wait.missing.end(),
+                        [&](std::int64_t missing) { return stuck.count(missing) > 0; });
+  };
+  for (bool changed = true; changed;) {  // what is left when no more drop out
+    changed = false;
+    for (const Wait& wait : waits) {
+      changed = (stuck.count(wait.waiter) > 0 && may_end(wait) && stuck.erase(wait.waiter) > 0) ||
+                changed;
+    }
+  }
+  return stuck;
+}
+
 std::string FindStalemate(const Session& session, std::optional<std::uint64_t> group,
                           std::int64_t now_ns, std::int64_t patience_ns) {
   const Segment& segment = session.segment();
@@ -71,34 +90,29 @@ std::string FindStalemate(const Session& session, std::optional<std::uint64_t> g
   for (std::size_t seat = 0; seat < segment.shape().num_seats; ++seat) {
     by_seat.push_back(CallsOf(segment, seat, group, now_ns - patience_ns));
   }
-  // Those that can't go on: to every call that they wait in, one that can't go on either has not
-  // come. What is left when no more drop out. Who has come keeps the lane until all have read it.
-  std::vector<bool> is_stuck;
-  for (const Calls& calls : by_seat) {
-    is_stuck.push_back(std::any_of(calls.begin(), calls.end(),
-                                   [](const OpenCall& call) { return call.has_waited; }));
-  }
-  const auto may_end = [&](const OpenCall& call) {
-    return call.has_waited &&
-           std::none_of(call.members.begin(), call.members.end(), [&](std::size_t member) {
-             return is_stuck[member] && !HasComeTo(by_seat[member], call.name);
-           });
-  };
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (std::size_t seat = 0; seat < by_seat.size(); ++seat) {
-      if (is_stuck[seat] && std::any_of(by_seat[seat].begin(), by_seat[seat].end(), may_end)) {
-        is_stuck[seat] = false;
-        changed = true;
+  std::vector<Wait> waits;
+  for (std::size_t seat = 0; seat < by_seat.size(); ++seat) {
+    for (const OpenCall& call : by_seat[seat]) {
+      if (!call.has_waited) {
+        continue;
+      }
+      Wait& wait =
+          waits.emplace_back(Wait{.waiter = static_cast<std::int64_t>(seat), .missing = {}});
+      for (const std::size_t member : call.members) {
+        // Who has come keeps the lane until all have read it.
+        if (!HasComeTo(by_seat[member], call.name)) {
+          wait.missing.push_back(static_cast<std::int64_t>(member));
+        }
       }
     }
   }
-  if (!is_stuck[session.seat()]) {
+  const std::set<std::int64_t> stuck = FindStuck(waits);
+  if (stuck.count(static_cast<std::int64_t>(session.seat())) == 0) {
     return "";
   }
   std::string text;
   for (std::size_t seat = 0; seat < by_seat.size(); ++seat) {
-    if (!is_stuck[seat]) {
+    if (stuck.count(static_cast<std::int64_t>(seat)) == 0) {
       continue;
     }
     text += (text.empty() ? "process " : "; process ") + std::to_string(session.processes()[seat]);
@@ -113,6 +127,32 @@ std::string FindStalemate(const Session& session, std::optional<std::uint64_t> g
     }
   }
   return text;
+}
+
+std::vector<Wait> FindWaits(const Session& session, const std::vector<std::size_t>& seats) {
+  const Segment& segment = session.segment();
+  std::vector<Wait> found;
+  std::set<std::size_t> known(seats.begin(), seats.end());
+  for (std::vector<std::size_t> next = seats; !next.empty();) {
+    std::vector<std::size_t> others;
+    for (const std::size_t seat : next) {
+      for (std::size_t i = 0; i < segment.shape().num_lanes; ++i) {
+        const Lane& lane = segment.lane(seat, i);
+        if (lane.waits_since_ns.load(std::memory_order_acquire) <= 0) {
+          continue;
+        }
+        for (std::size_t member = 0; member < segment.shape().num_seats; ++member) {
+          if (lane.members.Has(member) && known.insert(member).second) {
+            found.push_back({.waiter = static_cast<std::int64_t>(seat),
+                             .missing = {static_cast<std::int64_t>(member)}});
+            others.push_back(member);
+          }
+        }
+      }
+    }
+    next = std::move(others);
+  }
+  return found;
 }
 
 }  // namespace jaxcoll

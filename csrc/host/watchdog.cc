@@ -2,13 +2,12 @@
 
 #include <pthread.h>  // pthread_setname_np
 
-#include <algorithm>  // std::any_of, std::clamp
+#include <algorithm>  // std::any_of, std::clamp, std::min
 #include <chrono>     // std::chrono::nanoseconds
 #include <thread>     // std::thread
 #include <utility>    // std::move
 
 #include "core/clock.h"
-#include "host/call_site.h"
 
 namespace jaxcoll {
 namespace {
@@ -20,6 +19,7 @@ constexpr std::int64_t kDefaultCompileTimeoutNs = 3600'000'000'000;
 constexpr std::int64_t kLooksPerTimeout = 10;
 constexpr std::int64_t kMinPeriodNs = 5'000'000;
 constexpr std::int64_t kMaxPeriodNs = 500'000'000;
+constexpr std::int64_t kSuspiciousPeriodNs = 50'000'000;
 
 }  // namespace
 
@@ -87,9 +87,15 @@ std::shared_ptr<const Status> Watchdog::FailureOf(std::int64_t run) {
   return nullptr;
 }
 
-std::string Watchdog::LastFailure() {
+std::vector<std::string> Watchdog::FailuresSince(std::uint64_t num_known) {
   const std::lock_guard<std::mutex> lock(failed_mutex_);
-  return failed_.empty() ? "" : failed_.back().cause->message;
+  const std::uint64_t num_new = num_failures() - num_known;
+  std::vector<std::string> texts;
+  for (std::size_t i = failed_.size() - std::min<std::size_t>(num_new, failed_.size());
+       i < failed_.size(); ++i) {
+    texts.push_back(failed_[i].cause->message);
+  }
+  return texts;
 }
 
 void Watchdog::SettleFailures() {
@@ -112,16 +118,22 @@ void Watchdog::Loop() {
   for (;;) {
     wake_.wait(lock, [this] { return !sites_.empty(); });
     const std::int64_t timeout_ns = timeout_ns_.load(std::memory_order_relaxed);
+    const std::int64_t longest_ns = stalemate_.is_suspected() ? kSuspiciousPeriodNs : kMaxPeriodNs;
     const std::int64_t period_ns =
-        timeout_ns < 0 ? kMaxPeriodNs
-                       : std::clamp(timeout_ns / kLooksPerTimeout, kMinPeriodNs, kMaxPeriodNs);
+        timeout_ns < 0 ? longest_ns
+                       : std::clamp(timeout_ns / kLooksPerTimeout, kMinPeriodNs, longest_ns);
     wake_.wait_for(lock, std::chrono::nanoseconds(period_ns),
                    [this] { return look_.load(std::memory_order_acquire); });
     look_.store(false, std::memory_order_relaxed);
     const std::int64_t now_ns = NowNs();
+    std::vector<CallSite::UnderWay> calls;
     for (CallSite* site : sites_) {
-      site->Check(now_ns, timeout_ns_.load(std::memory_order_relaxed));
+      site->AddUnderWay(now_ns, calls);
     }
+    for (const CallSite::UnderWay& call : calls) {
+      call.site->Check(call, calls, now_ns, timeout_ns_.load(std::memory_order_relaxed));
+    }
+    stalemate_.End(calls, now_ns);
   }
 }
 

@@ -9,12 +9,13 @@
 #include <mutex>               // std::mutex
 #include <string>              // std::string
 #include <unordered_set>       // std::unordered_set
+#include <vector>              // std::vector
 
 #include "core/status.h"
+#include "host/call_site.h"
+#include "host/device_stalemate.h"
 
 namespace jaxcoll {
-
-class CallSite;
 
 /// One thread that looks at all call sites several times per deadline. One instance, never
 /// destroyed; it does not keep the process alive. All methods may be called from any thread, but
@@ -53,8 +54,8 @@ class Watchdog {
     return num_failures_.load(std::memory_order_acquire);
   }
 
-  /// Why the last of them failed, or nothing.
-  std::string LastFailure();
+  /// Why those beyond the first `num_known` failed, of the latest.
+  std::vector<std::string> FailuresSince(std::uint64_t num_known);
 
   /// The failures so far are dealt with: ranks of those runs that come late still get the cause,
   /// and fail nothing else.
@@ -84,6 +85,7 @@ class Watchdog {
   std::condition_variable wake_;
   std::unordered_set<CallSite*> sites_;
   std::atomic<bool> look_{false};
+  DeviceStalemate stalemate_;  // of the thread's looks
 
   std::mutex failed_mutex_;  // guards failed_; taken last
   std::deque<FailedRun> failed_;

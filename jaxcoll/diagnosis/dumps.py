@@ -151,7 +151,7 @@ def after_failure(reason: str) -> None:
 def _own(box: BlackBox) -> dict[str, Any]:
     """Returns this process's dump."""
     core = _native.core()
-    reason = "" if core is None else core.job_failure() or core.last_failure()
+    reason = "" if core is None else core.job_failure() or (core.failures(0) or [""])[-1]
     threads = stacks.all_threads()
     return {**contents(box), "state": "running", "reason": reason, "threads": threads}
 

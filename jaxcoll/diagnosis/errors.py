@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jaxcoll._errors import CollectiveError
 
@@ -12,6 +12,12 @@ _CALL = re.compile(
     r'(?P<op>\w+) over (?P<axes>"[^"]+"(?:, "[^"]+")*|no axis) of (?P<operands>.+?) '
     r"\((?P<bytes>[\d,]+) bytes\), called at (?P<source>[^\n]*?:\d+ \([^\n]*?\)|unknown line)"
 )
+# XLA's own, which the engine runs: `for` the operations that they are part of.
+_XLA_CALL = re.compile(
+    r"(?P<op>\w+) of XLA(?: \(\w+\))?: (?P<operands>\w+\[\d+\]) \((?P<bytes>\d+) bytes\), "
+    r"(?:devices [\d, .()-]+?|from device \d+ to device \d+)(?:, for (?P<origins>.+?))?: waited"
+)
+_MISMATCH = re.compile("the (processes|devices)( of process \\d+)? called different collectives")
 _OR = ", or "  # between alike calls
 _WAITED = re.compile(r"waited (\d+\.\d) s")
 _LIMIT = re.compile(r"the limit is (\d+\.\d) s")
@@ -106,16 +112,15 @@ def error_info(error: BaseException | str) -> ErrorInfo | None:
     waited, limit = _WAITED.search(head), _LIMIT.search(head)
     execution, folder = _EXECUTION.search(head), _FOLDER.search(text)
     calls = _calls(head)
-    size = _common(call["bytes"] for call in calls)
+    sizes = {call.bytes for call in calls}
     came, missing = _ranks(head, dict(_details(text)))
-    is_mismatch = head.startswith("the processes called different collectives")
     return ErrorInfo(
-        kind="mismatch" if is_mismatch else "missing" if missing else "other",
-        op=_common(call["op"] for call in calls),
-        axes=tuple(re.findall(r'"([^"]+)"', _common(call["axes"] for call in calls) or "")),
-        operands=_operands(_common(call["operands"] for call in calls) or ""),
-        bytes=None if size is None else int(size.replace(",", "")),
-        source=" or ".join(call["source"] for call in calls) or None,
+        kind="mismatch" if _MISMATCH.match(head) else "missing" if missing else "other",
+        op=_common(call.op for call in calls),
+        axes=tuple(re.findall(r'"([^"]+)"', _common(call.axes for call in calls) or "")),
+        operands=_operands(_common(call.operands for call in calls) or ""),
+        bytes=sizes.pop() if len(sizes) == 1 else None,
+        source=" or ".join(call.source for call in calls if call.source) or None,
         execution=int(execution[1]) if execution else None,
         waited_s=float(waited[1]) if waited else None,
         limit_s=float(limit[1]) if limit else None,
@@ -151,32 +156,57 @@ def collective_text(error: BaseException | str, in_context: bool = True) -> str 
 
 # First lines of what the user knows.
 _seen: set[str] = set()
+# What nobody has told the user, by first lines.
+_unseen: dict[str, str] = {}
 
 
 def note_seen(text: str) -> None:
     """Notes that the user has got an error; the end of the process need not repeat it."""
     _seen.add(_line(text))
+    _unseen.pop(_line(text), None)
 
 
-def was_seen(error: BaseException) -> bool:
-    """Tells whether the user has got an error of the engine."""
-    return _line(collective_text(error) or "") in _seen
+def note_unseen(text: str) -> None:
+    """Notes an error while nobody waited for what has failed."""
+    if _line(text) not in _seen:
+        _unseen[_line(text)] = text
+
+
+def unseen() -> list[str]:
+    """Returns the errors of which the user does not know."""
+    return list(_unseen.values())
 
 
 def _line(text: str) -> str:
     return text.partition("\n")[0].partition(": while running")[0]
 
 
-def _calls(head: str) -> list[re.Match[str]]:
+class _Call(NamedTuple):
+    """What a text says of a call."""
+
+    op: str
+    axes: str
+    operands: str
+    bytes: int
+    source: str | None
+
+
+def _calls(head: str) -> list[_Call]:
     """Returns the call that a text begins with, or the alike ones between which it can't tell."""
-    calls: list[re.Match[str]] = []
-    at = 0
+    if (call := _XLA_CALL.match(head)) is not None:
+        origins = (call["origins"] or "").split(_OR)
+        source = " or ".join(filter(None, (origin.rpartition(" at ")[2] for origin in origins)))
+        return [_Call(call["op"], "", call["operands"], int(call["bytes"]), source or None)]
+    calls: list[_Call] = []
+    at = end = 0
     while (call := _CALL.match(head, at)) is not None:
-        calls.append(call)
-        at = call.end() + len(_OR)
-        if not head.startswith(_OR, call.end()):
+        size = int(call["bytes"].replace(",", ""))
+        calls.append(_Call(call["op"], call["axes"], call["operands"], size, call["source"]))
+        end = call.end()
+        at = end + len(_OR)
+        if not head.startswith(_OR, end):
             break
-    return calls if calls and head.startswith(":", calls[-1].end()) else []
+    return calls if head.startswith(":", end) else []
 
 
 def _common(texts: Iterable[str]) -> str | None:

@@ -91,7 +91,9 @@ def events(dumps: Dumps) -> Iterator[dict[str, Any]]:
             meeting = min(max(last.arrived, call.arrived), end) if call.moved else end
             details = {
                 **{
-                    key: site[key] for key in ("operands", "bytes", "axes", "source") if key in site
+                    key: site[key]
+                    for key in ("operands", "bytes", "axes", "path", "source")
+                    if key in site
                 },
                 "rank": call.rank,
                 "last to come": f"rank {last.rank}",

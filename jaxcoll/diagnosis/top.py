@@ -93,23 +93,23 @@ def _rates(own: np.ndarray, seen: Look, before: Look | None) -> tuple[str, str, 
     """Returns calls and megabytes per second, and the share of the time in calls."""
     if before is None or not len(own):
         return "", "", ""
-    span = max(1, seen.at_ns - before.at_ns)
-    recent = own[(own["resumed"] > before.at_ns) | (own["resumed"] == 0)]
+    known = before.calls[before.calls["device"] == own["device"][0]]
+    first = int(known["sequence"].max()) if len(known) else 0
+    since_ns = before.at_ns
+    if int(own["sequence"].min()) > first + 1:  # the ring holds the latest of what was between
+        since_ns = max(since_ns, int(own["arrived"].min()))
+    recent = own[(own["resumed"] > since_ns) | (own["resumed"] == 0)]
     bytes_of = {site: texts[0].get("bytes", 0) for site, texts in seen.sites.items()}
     moved = sum(bytes_of.get(int(call["site"]), 0) for call in recent if call["resumed"])
-    begins = np.maximum(recent["arrived"], before.at_ns)
+    begins = np.maximum(recent["arrived"], since_ns)
     ends = np.where(recent["resumed"] == 0, seen.at_ns, recent["resumed"])
-    busy = min(1.0, float(np.maximum(ends - begins, 0).sum()) / span)
-    # Of the ring's 4,096 calls; more of them in one look are not seen.
-    last, first = own["sequence"].max(), 0
-    known = before.calls[before.calls["device"] == own["device"][0]]
-    if len(known):
-        first = known["sequence"].max()
-    seconds = span * 1e-9
+    busy_ns = float(np.maximum(ends - begins, 0).sum())
+    span_ns = max(1, seen.at_ns - since_ns)
+    calls = int(own["sequence"].max()) - first
     return (
-        f"{(int(last) - int(first)) / seconds:,.0f}",
-        f"{moved / seconds / 1e6:,.1f}",
-        f"{busy:.0%}",
+        f"{calls / max(1, seen.at_ns - before.at_ns) * 1e9:,.0f}",
+        f"{moved / span_ns * 1e3:,.1f}",
+        f"{min(1.0, busy_ns / span_ns):.0%}",
     )
 
 

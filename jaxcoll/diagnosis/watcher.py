@@ -82,13 +82,16 @@ class _Watcher(threading.Thread):
         failure, asked = self._seen_failure(), self._core.dumps_asked()
         before, asked_before = self._failure, self._num_asked
         self._failure, self._num_asked = failure, asked
+        failures = self._core.failures(before[0])
+        for text in failures:
+            if is_awaited:
+                errors.note_seen(text)
+            else:
+                errors.note_unseen(text)
         # Where the job has failed, what fails after that is no news.
         news = 1 if failure[1] else 0
         if failure[news] != before[news]:
-            text = failure[1] or self._core.last_failure()
-            if is_awaited:
-                errors.note_seen(text)
-            dumps.after_failure(text)
+            dumps.after_failure(failure[1] or failures[-1])
         elif asked != asked_before:
             logger.warning("jaxcoll: %s", self._dumped() or "no dump: JAXCOLL_DUMP_DIR=none")
 
@@ -110,16 +113,12 @@ class _Watcher(threading.Thread):
             return
         self.look()
         self._ends = True
-        before = self._seen_failure()
-        unseen = [error for error in await_steps() if not errors.was_seen(error)]
-        text = next(filter(None, map(errors.collective_text, unseen)), None)
+        await_steps()
         self._await_open_calls()
-        after = self._seen_failure()
-        if text is None and after != before:  # of a program whose results were dropped
-            text = after[1] or self._core.last_failure()
-        if text is not None:
-            logger.error("jaxcoll: work that was not awaited has failed: %s", text)
         self._stops.set()
         self.join(_JOIN_S)
         self.look()
-        self._core.end_watch(text is not None, after[0])
+        unseen = errors.unseen()
+        for text in unseen:
+            logger.error("jaxcoll: work that was not awaited has failed: %s", text)
+        self._core.end_watch(bool(unseen), self._failure[0])

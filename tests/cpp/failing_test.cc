@@ -5,12 +5,12 @@
 #include <cstdint>     // std::int64_t
 #include <functional>  // std::function
 #include <memory>      // std::make_shared
-#include <mutex>       // std::mutex
 #include <string>      // std::string
 #include <utility>     // std::move
 #include <vector>      // std::vector
 
 #include "core/clock.h"
+#include "failures.h"
 #include "host/call_site.h"
 #include "host/runners.h"
 #include "host/watchdog.h"
@@ -19,52 +19,6 @@
 
 namespace jaxcoll::testing {
 namespace {
-
-constexpr std::int64_t kMs = 1'000'000;
-constexpr std::int64_t kForever = -1;
-
-/// The process's limit, put back at the end of a test.
-class Limit {
- public:
-  explicit Limit(std::int64_t ns) { Watchdog::Get().SetTimeout(ns); }
-  Limit(const Limit&) = delete;
-  Limit& operator=(const Limit&) = delete;
-  ~Limit() { Watchdog::Get().SetTimeout(300'000 * kMs); }
-};
-
-/// Errors of one test's ranks, to compare.
-class Errors {
- public:
-  void Add(std::string text) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    texts_.push_back(std::move(text));
-  }
-  const std::vector<std::string>& texts() const { return texts_; }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> texts_;
-};
-
-void Contains(Context& context, const std::string& text, const std::string& part) {
-  context.Expect(text.find(part) != std::string::npos,
-                 [&] { return "expected \"" + part + "\" in: " + text; });
-}
-
-/// One call that must fail and leave the rank's result alone; its error goes to `errors`.
-Program Fails(CallSite& site, std::size_t num_ranks, std::size_t rank, std::int64_t run,
-              Errors& errors) {
-  Stamped stamped(num_ranks);
-  CallResult result = co_await stamped.Begin(site, rank, rank, run, 0);
-  Check(!result.ok, "the call fails");
-  Check(stamped.untouched(), "the result of a failed call is left alone");
-  errors.Add(std::move(result.error));
-}
-
-Program Succeeds(CallSite& site, std::size_t num_ranks, std::size_t rank, std::int64_t run) {
-  Stamped stamped(num_ranks);
-  stamped.Verify(co_await stamped.Begin(site, rank, rank, run, 0));
-}
 
 /// A StampWork that must not run.
 std::unique_ptr<const Work> IdleWork() {
@@ -357,8 +311,8 @@ void OnlyTheOpenCallThatWasLookedAtFails(Context& context) {
   meeting = site->Begin(0, 0, run - 1).meeting;
   RunThreads(context, 1, [&](std::size_t) {
     Succeeds(*site, 2, 0, run).Start();
-    Meeting::OpenCall call;
-    Check(meeting->IsOpen(call) && call.key == key, "it is open");
+    Meeting::Call call;
+    Check(meeting->IsUnderWay(call) && !call.is_complete && call.key == key, "it is open");
     Check(!meeting->Fail({.run = run + 1, .iteration = 0}, cause), "for another run");
     Check(!meeting->Fail({.run = run, .iteration = 1}, cause), "for another iteration");
     Succeeds(*site, 2, 1, run).Start();

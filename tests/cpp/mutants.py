@@ -276,10 +276,45 @@ MUTANTS = [
     Mutant(
         "a new limit counts for waits in progress",
         "csrc/host/watchdog.cc",
-        "      site->Check(now_ns, timeout_ns_.load(std::memory_order_relaxed));",
-        "      static const std::int64_t first_ns = timeout_ns;\n"
-        "      site->Check(now_ns, first_ns);",
+        "call.site->Check(call, calls, now_ns, timeout_ns_.load(std::memory_order_relaxed));",
+        "static const std::int64_t first_ns = timeout_ns;\n"
+        "      call.site->Check(call, calls, now_ns, first_ns);",
         ("failing", "ANewLimitCountsForWaitsInProgress"),
+    ),
+    Mutant(
+        "devices that wait for one another are told",
+        "csrc/host/device_stalemate.cc",
+        "  if (!IsIdle(now_ns)) {",
+        "  if (true) {",
+        ("device_stalemate", "DifferentCallsFailAll"),
+    ),
+    Mutant(
+        "a device that has been nowhere is known by its run",
+        "csrc/host/device_stalemate.cc",
+        "missing.push_back(is_known ? found->second : place.device);",
+        "missing.push_back(place.device);",
+        ("device_stalemate", "DifferentCallsFailAll"),
+    ),
+    Mutant(
+        "devices that compute may be on their way",
+        "csrc/host/device_stalemate.cc",
+        "since_ns_ > 0 && computed_ns - computed_ns_ <= passed_ns / kIdlePart;",
+        "since_ns_ > 0;",
+        ("device_stalemate", "NotWhileAnythingComputes"),
+    ),
+    Mutant(
+        "and those in a callback",
+        "csrc/host/device_stalemate.cc",
+        "return phase == Phase::kCallback || phase == Phase::kUnknown;",
+        "return phase == Phase::kUnknown;",
+        ("device_stalemate", "NotInACallback"),
+    ),
+    Mutant(
+        "a device whose run has failed comes to no other",
+        "csrc/host/device_stalemate.cc",
+        "    waits.push_back({.waiter = device, .missing = {device}});\n",
+        "",
+        ("device_stalemate", "WhoWaitsForAFailedRankIsToldWhy"),
     ),
     # ---- Across processes ------------------------------------------------------------------------
     Mutant(
@@ -530,15 +565,15 @@ MUTANTS = [
     Mutant(
         "only where all wait",
         "csrc/host/stalemate.cc",
-        "[](const OpenCall& call) { return call.has_waited; }));",
-        "[](const OpenCall&) { return true; }) || calls.empty());",
+        "      if (!call.has_waited) {",
+        "      if (false) {",
         ("exchange_failing", "WaitsOfAnyLengthAreNoMismatch"),
     ),
     Mutant(
         "only where no call is common to all",
         "csrc/host/stalemate.cc",
-        "return is_stuck[member] && !HasComeTo(by_seat[member], call.name);",
-        "return is_stuck[member];",
+        "        if (!HasComeTo(by_seat[member], call.name)) {",
+        "        if (true) {",
         ("open_calls", "ASlowStepIsNoMismatch"),
     ),
     Mutant(
@@ -668,7 +703,9 @@ def prepare() -> None:
     shutil.rmtree(COPY, ignore_errors=True)
     for folder in ("csrc", "tests/cpp"):
         shutil.copytree(ROOT / folder, COPY / folder)
-    shutil.copy(ROOT / "CMakeLists.txt", COPY)
+    for file in ("CMakeLists.txt", "benchmarks/recorder.cc"):
+        (COPY / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, COPY / file)
     options = ["-DJAXCOLL_BUILD_MODULE=OFF", "-DJAXCOLL_BUILD_TESTS=ON"]
     command = ["cmake", "-S", COPY, "-B", COPY / "build", "-G", "Ninja", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

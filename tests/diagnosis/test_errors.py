@@ -77,6 +77,35 @@ def test_alike_calls_in_programs_of_one_name():
     assert info.op is None
 
 
+def test_devices_of_one_process_that_called_different_collectives():
+    text = MISMATCH.replace("the processes", "the devices of process 3").replace(
+        "process 0", "device 0"
+    )
+    info = jaxcoll.error_info(text)
+    assert info is not None
+    assert (info.kind, info.op, info.missing) == ("mismatch", None, ())
+
+
+@pytest.mark.parametrize(
+    ("origins", "source"),
+    [
+        (", for jit(f)/dot_general at /a/b.py:7", "/a/b.py:7"),
+        (", for jit(f)/psum at b.py:7, or jit(...psum at c.py:9", "b.py:7 or c.py:9"),
+        ("", None),
+    ],
+)
+def test_the_fields_of_a_collective_of_xla(origins, source):
+    info = jaxcoll.error_info(
+        "jaxcoll.CollectiveError: all_reduce of XLA (sum): float32[256] (1024 bytes), devices 0-1, "
+        f"4{origins}: waited 5.0 s for rank 2 (process 2, pid 42, running); arrived: rank 0 "
+        "(process 0), rank 1 (process 1); execution 17 of this call (the limit is 5.0 s)"
+    )
+    assert info is not None
+    assert (info.kind, info.op, info.axes) == ("missing", "all_reduce", ())
+    assert (info.operands, info.bytes, info.source) == (("float32[256]",), 1024, source)
+    assert (info.arrived, [late.rank for late in info.missing]) == ((0, 1), [2])
+
+
 def test_other_errors_have_none():
     assert jaxcoll.error_info(ValueError("no rank of mine")) is None
     assert jaxcoll.error_info("") is None

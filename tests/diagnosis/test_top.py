@@ -14,6 +14,27 @@ from jaxcoll.diagnosis import black_box, top
 needs_engine = pytest.mark.skipif(native_missing() is not None, reason="there is nothing to see")
 
 
+def seen(at_s: float, arrived_s: np.ndarray, first: int, seconds: float) -> top.Look:
+    """What a device's ring shows that made calls of 1,000 bytes."""
+    calls = np.zeros(len(arrived_s), black_box.CALL)
+    calls["sequence"] = first + np.arange(len(arrived_s))
+    calls["site"], calls["arrived"] = 7, arrived_s * 1e9
+    calls["resumed"] = (arrived_s + seconds) * 1e9
+    about = {"process": 0, "phase": "in Python"}
+    return top.Look(about, calls, {7: [{"text": "all_reduce", "bytes": 1000}]}, round(at_s * 1e9))
+
+
+@pytest.mark.parametrize("kept", [10_000, 4096])
+def test_rates_where_the_ring_holds_all_that_was_between_or_less(kept):
+    """10,000 calls in 2 s, each of 50 us."""
+    before = seen(10.0, np.array([9.0]), 1, 5e-5)
+    arrived_s = 10 + np.arange(10_000) * 2e-4
+    now = seen(12.0, arrived_s[-kept:], 2 + 10_000 - kept, 5e-5)
+    (row,) = top.rows({os.getpid(): before}, {os.getpid(): now})
+    cells = dict(zip(top.COLUMNS, row, strict=True))
+    assert (cells["calls/s"], cells["MB/s"], cells["in calls"]) == ("5,000", "5.0", "25%")
+
+
 @needs_engine
 def test_this_process(capsys):
     f = jax.jit(mapped(lambda x: jaxcoll.all_reduce(x, "x"), mesh(3)))

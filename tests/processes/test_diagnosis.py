@@ -103,14 +103,28 @@ def test_without_a_fault_nothing_is_wrong(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_end_of_a_chain_is_named():
+    """Not only who is waited for, who may be waiting as well."""
+    lines = run_job("chained.py", processes=4)
+    (said,) = lines[0]
+    assert said.startswith('missing [1]: \'all_reduce over "columns"')
+    assert "rank 1: waits, since" in said
+    assert re.search(
+        r"process 3, pid \d+, stopped, for which process 1 waits: last call, ended .* "
+        r'all_reduce over "columns" .*chained\.py',
+        said,
+    ), said
+
+
 @full
 def test_who_compiles_or_pauses_is_waited_for():
-    for rank, said in run_job("excused.py", processes=2).items():
-        compiles, pauses, too_long, compiles_too_long = said
+    for rank, said in run_job("excused.py", processes=2, devices=2).items():
+        compiles, pauses, within, too_long, compiles_too_long = said
         assert re.fullmatch(r"compiles: came after \d+\.\d s", compiles)
         assert re.fullmatch(r"pauses: came after \d+\.\d s", pauses)
-        assert too_long.startswith("pauses too long: missing: rank 1")
-        assert compiles_too_long.startswith("compiles too long: missing: rank 1")
+        assert re.fullmatch(r"pauses, waited for by one that is: came after \d+\.\d s", within)
+        assert too_long.startswith("pauses too long: missing: rank 2")
+        assert compiles_too_long.startswith("compiles too long: missing: rank 2")
         if rank == 0:
             assert "compiling" in compiles_too_long
 
@@ -121,7 +135,10 @@ def test_who_compiles_or_pauses_is_waited_for():
         ("dropped", 1),
         *(
             pytest.param(*case, marks=full)
-            for case in [("never", 1), ("caught", 0), ("plainly", 0)]
+            for case in [
+                *[("never", 1), ("early", 1)],
+                *[("caught", 0), ("plainly", 0), ("reset", 0)],
+            ]
         ),
     ],
 )

@@ -163,8 +163,9 @@ def test_different_calls_are_named_on_all_within_two_seconds(kind, tmp_path):
         assert seconds < BUSY_S
         for process in range(2):
             assert re.search(
-                rf"process {process} waits in all_reduce of XLA \(sum\): (float|int)32\[\d\], "
-                r"devices [\d, -]+, for jit\(body\)/shard_map/psum at .*failing\.py:\d+",
+                rf"process {process} waits in all_reduce of XLA \(sum\): (float|int)32\[\d\] "
+                r"\(\d+ bytes\), devices [\d, -]+, "
+                r"for jit\(body\)/shard_map/psum at .*failing\.py:\d+",
                 text,
             ), text
         assert "works again" in lines[rank]

@@ -20,7 +20,17 @@ step = mapped(total, mesh())
 ones = put(np.ones((mesh().size, 8), np.float32), mesh())
 
 
-def run():
+def some_wait_for_others(x):
+    """The first device of a process waits for the second, which waits for the other process."""
+    first = jax.lax.axis_index("d") == 0
+    x = jax.lax.cond(first, lambda x: x, lambda x: jaxcoll.all_reduce(x, "p"), x)
+    return jaxcoll.all_reduce(x, "d")
+
+
+in_turn = mapped(some_wait_for_others, mesh())
+
+
+def run(step=step):
     jax.block_until_ready(step(ones))
 
 
@@ -29,14 +39,14 @@ def slow_to_trace(x):
     return x
 
 
-def after(what, seconds=0.0):
+def after(what, step=step):
     """The next call, before which process 1 does something for longer than the limit."""
     if RANK == 1:
         what()
     begin = time.monotonic()
     try:
         with jaxcoll.watch():
-            run()
+            run(step)
         return f"came after {time.monotonic() - begin:.1f} s"
     except jaxcoll.CollectiveError as error:
         info = jaxcoll.error_info(error)
@@ -60,9 +70,11 @@ def pause_too_short():
 
 
 run()
+run(in_turn)
 jaxcoll.config.timeout_s = LIMIT_S
 say(f"compiles: {after(compile_slowly)}")
 say(f"pauses: {after(pause)}")
+say(f"pauses, waited for by one that is: {after(pause, in_turn)}")
 say(f"pauses too long: {after(pause_too_short)}")
 jaxcoll.config.timeout_s = 60
 jaxcoll.reset()

@@ -1,6 +1,7 @@
 """A script that ends while the work that it started fails: unawaited.py HOW.
 
-never: its result is held. dropped: it isn't. caught, plainly: it was awaited, and is held.
+never: its result is held. dropped: it isn't. early: it isn't, and fails long before the end.
+caught, plainly: it was awaited, and is held. reset: it was dropped, and the job goes on.
 """
 
 import contextlib
@@ -19,9 +20,11 @@ ones = put(np.ones((mesh().size, 8), np.float32), mesh())
 jax.block_until_ready(step(ones))
 if jax.process_index() == 0:
     held = [step(ones)]
-    if sys.argv[1] == "dropped":
+    if sys.argv[1] in ("dropped", "early", "reset"):
         held.clear()
     say("started")
+    if sys.argv[1] in ("early", "reset"):
+        time.sleep(3.0)
     if sys.argv[1] == "plainly":
         with contextlib.suppress(RuntimeError):
             jax.block_until_ready(held)
@@ -31,5 +34,9 @@ if jax.process_index() == 0:
                 jax.block_until_ready(held)
         except jaxcoll.CollectiveError:
             pass
-elif sys.argv[1] == "plainly":
+elif sys.argv[1] in ("plainly", "early"):
     time.sleep(3.0)  # so that the other one waits until its deadline
+if sys.argv[1] == "reset":
+    jaxcoll.config.timeout_s = 60  # for the other one
+    jaxcoll.reset()
+    jax.block_until_ready(step(ones))

@@ -1,0 +1,114 @@
+// tests/cpp/device_stalemate_test.cc: devices that wait for one another in different calls.
+#include <cstddef>     // std::size_t
+#include <cstdint>     // std::int64_t
+#include <functional>  // std::function
+#include <memory>      // std::make_unique
+#include <string>      // std::string
+
+#include "core/clock.h"
+#include "failures.h"
+#include "host/black_box.h"
+#include "host/call_site.h"
+#include "host/watchdog.h"
+#include "ranks.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+constexpr std::int64_t kSoonNs = 5'000 * kMs;
+constexpr int kLongMs = 2'000;  // than it takes to see a stalemate
+
+void Tell(Phase phase) { BlackBox::Get().header().phase.store(static_cast<std::int64_t>(phase)); }
+
+/// Rank 0 calls one thing, rank 1 another, in one run; what both are told.
+std::string Mismatch(Context& context, const std::function<void(Errors&)>& meanwhile) {
+  const Limit limit(kForever);
+  DescribeSite(91, "the first call");
+  DescribeSite(92, "the second call");
+  const Site first = MakeSite(91, OneGroup(2), std::make_unique<StampWork>());
+  const Site second = MakeSite(92, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) {
+    Fails(*first, 2, 0, run, errors).Start();
+    Fails(*second, 2, 1, run, errors).Start();
+    meanwhile(errors);
+  });
+  context.Expect(errors.texts().size() == 2, "both failed");
+  context.Expect(errors.texts()[0] == errors.texts()[1], "with one text");
+  return errors.texts()[0];
+}
+
+void DifferentCallsFailAll(Context& context) {
+  Tell(Phase::kAwaiting);
+  const std::int64_t start_ns = NowNs();
+  const std::string text = Mismatch(context, [](Errors&) {});
+  context.Expect(NowNs() - start_ns < kSoonNs, "soon, though the limit is infinite");
+  Contains(context, text,
+           "called different collectives, or the same in another order: device 100 ");
+  Contains(context, text,
+           "device 100 waits in the first call; device 101 waits in the second call");
+}
+
+/// Who computes may be on its way.
+void NotWhileAnythingComputes(Context& context) {
+  Tell(Phase::kAwaiting);
+  Mismatch(context, [&](Errors& errors) {
+    const std::int64_t until_ns = NowNs() + kLongMs * kMs;
+    while (NowNs() < until_ns) {
+    }
+    context.Expect(errors.texts().empty(), "nothing was said meanwhile");
+  });
+}
+
+void NotInACallback(Context& context) {
+  Tell(Phase::kCallback);
+  Mismatch(context, [&](Errors& errors) {
+    SleepMs(kLongMs);
+    context.Expect(errors.texts().empty(), "nothing was said meanwhile");
+    Tell(Phase::kAwaiting);
+  });
+}
+
+void ALateRankIsNoStalemate(Context& context) {
+  Tell(Phase::kAwaiting);
+  const Limit limit(kForever);
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  RunThreads(context, 1, [&](std::size_t) {
+    Succeeds(*site, 2, 0, run).Start();
+    SleepMs(kLongMs);
+    Succeeds(*site, 2, 1, run).Start();
+  });
+}
+
+/// A rank of one run waits for one whose run has failed, and which JAX so gives nothing to do.
+void WhoWaitsForAFailedRankIsToldWhy(Context& context) {
+  Tell(Phase::kAwaiting);
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, 2, [&](std::size_t rank) { return Succeeds(*site, 2, rank, run); });
+  Errors errors;
+  {
+    const Limit limit(20 * kMs);
+    RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run + 1, errors).Start(); });
+  }
+  const Limit limit(kForever);
+  RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 1, run + 2, errors).Start(); });
+  context.Expect(errors.texts()[0] == errors.texts()[1], "the first cause: " + errors.texts()[1]);
+  RunRanks(context, 2, [&](std::size_t rank) { return Succeeds(*site, 2, rank, run + 3); });
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests({{"DifferentCallsFailAll", DifferentCallsFailAll},
+                   {"NotWhileAnythingComputes", NotWhileAnythingComputes},
+                   {"NotInACallback", NotInACallback},
+                   {"ALateRankIsNoStalemate", ALateRankIsNoStalemate},
+                   {"WhoWaitsForAFailedRankIsToldWhy", WhoWaitsForAFailedRankIsToldWhy}},
+                  argc, argv);
+}
