@@ -48,9 +48,8 @@ double Warm() {
   return Median(std::move(times));
 }
 
-// Of calls between which other memory goes through the caches.
-double Cold() {
-  constexpr int kCalls = 8;  // together, since the clock takes time as well
+// Of calls one after the other, before which other memory has gone through the caches.
+double Cold(int num_calls) {
   std::vector<char> other(std::size_t{64} << 20);
   std::vector<double> times;
   for (int round = 0; round < 200; ++round) {
@@ -58,10 +57,10 @@ double Cold() {
       ++other[i];
     }
     const std::int64_t begin_ns = NowNs();
-    for (int i = 0; i < kCalls; ++i) {
+    for (int i = 0; i < num_calls; ++i) {
       RecordOne(1, i);
     }
-    times.push_back(static_cast<double>(NowNs() - begin_ns) / kCalls);
+    times.push_back(static_cast<double>(NowNs() - begin_ns) / num_calls);
   }
   return Median(std::move(times));
 }
@@ -71,5 +70,8 @@ double Cold() {
 
 int main() {
   std::printf("{\"entries\": \"warm\", \"ns\": %.1f}\n", jaxcoll::Warm());
-  std::printf("{\"entries\": \"cold\", \"ns\": %.1f}\n", jaxcoll::Cold());
+  for (const int num_calls : {1, 8, 64}) {
+    std::printf("{\"entries\": \"cold, %d in a row\", \"ns\": %.1f}\n", num_calls,
+                jaxcoll::Cold(num_calls));
+  }
 }

@@ -31,8 +31,8 @@ def main() -> None:
     lines = [
         *head("What it costs to record a call", result),
         f"A call of one device, of {RUNS} runs of the program the least and the most. *Warm*: one "
-        "call after the other. *Cold*: 64 MiB of other memory go through the caches between "
-        "every eight of them.",
+        "call after the other. *Cold*: 64 MiB of other memory have gone through the caches before "
+        "so many calls; nothing of what a call needs is in them then, not even its instructions.",
         "",
         "| entries | ns |",
         "|---|--:|",

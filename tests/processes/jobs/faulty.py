@@ -6,6 +6,7 @@ rank checks the error, and one of them what the doctor says.
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ SEED, COUNT = map(int, sys.argv[1:3])
 DUMPS = Path(os.environ["JAXCOLL_DUMP_DIR"])
 RANK, RANKS = jax.process_index(), jax.process_count()
 AXES = mesh().axis_names
-LIMIT_S = 3.0
+LIMIT_S, GRACE_S = 3.0, 5.0
 ring = [(i, (i + 1) % RANKS) for i in range(RANKS)]
 
 CALLS = {
@@ -72,16 +73,24 @@ def misbehave(kind: str, name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(kind: str, faulty: int, order: list[str], moment: int) -> Exception | None:
+def place(name: str) -> str:
+    """Returns where a collective is called, as errors say it."""
+    return f"faulty.py:{CALLS[name].__code__.co_firstlineno} (<lambda>)"
+
+
+def run(kind: str, faulty: int, order: list[str], moment: int) -> tuple[Exception | None, float]:
+    """Returns the error, and for how many seconds this rank was in the call that failed."""
+    begin = 0.0
     try:
         for i, name in enumerate(order):
+            begin = time.monotonic()
             if faulty == RANK and i == moment:
                 misbehave(kind, name)
             else:
                 call(name)
     except Exception as error:  # a ValueError where JAX learns of it at once
-        return error
-    return None
+        return error, time.monotonic() - begin
+    return None, 0.0
 
 
 def check(kind: str, faulty: int, order: list[str], moment: int, error: Exception | None) -> None:
@@ -90,14 +99,15 @@ def check(kind: str, faulty: int, order: list[str], moment: int, error: Exceptio
     assert info is not None, (what, error)
     if STATUS[kind] == doctor.MISMATCH:
         assert info.kind == "mismatch", (what, info)
-        assert order[moment] in info.text, (what, info)
-        assert f"process {faulty} waits in" in info.text, (what, info)
+        its_own = place(order[moment + (kind == "skips")])
+        assert re.search(rf"process {faulty} waits in [^;]*{re.escape(its_own)}", info.text), what
+        assert place(order[moment]) in info.text, (what, info)
     else:
         states = {"late": "running", "stops": "stopped", "dies": "gone"}
         assert info.kind == "missing", (what, info)
         assert [(m.rank, m.state) for m in info.missing] == [(faulty, states[kind])], (what, info)
         assert info.op in order[moment:], (what, info)
-    assert "faulty.py" in info.text, (what, info)
+        assert (info.source or "").endswith(place(info.op)), (what, info)
 
 
 def check_doctor(kind: str, faulty: int, since: float) -> None:
@@ -132,9 +142,10 @@ def main() -> None:
         faulty, moment = rng.randrange(RANKS), rng.choice(moments)
         jaxcoll.config.timeout_s = LIMIT_S
         since = time.time()
-        error = run(kind, faulty, order, moment)
+        error, seconds = run(kind, faulty, order, moment)
         if faulty != RANK:
             check(kind, faulty, order, moment, error)
+            assert seconds < LIMIT_S + GRACE_S, (kind, seconds)  # it must not hang
         if (faulty + 1) % RANKS == RANK:
             check_doctor(kind, faulty, since)
         if kind != "dies":
