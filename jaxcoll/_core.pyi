@@ -132,5 +132,5 @@ def end_watch(has_failed: bool, failures: int) -> None:
 def num_failures() -> int:
     """Runs of programs that failed so far in native calls."""
 
-def last_failure() -> str:
-    """Why the last of them failed, or ''."""
+def failures(known: int) -> list[str]:
+    """Why those of them beyond the first `known` failed, of the latest."""

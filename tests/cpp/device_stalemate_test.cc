@@ -8,8 +8,6 @@
 #include "core/clock.h"
 #include "failures.h"
 #include "host/black_box.h"
-#include "host/call_site.h"
-#include "host/watchdog.h"
 #include "ranks.h"
 #include "testing.h"
 

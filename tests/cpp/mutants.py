@@ -192,15 +192,15 @@ MUTANTS = [
     Mutant(
         "a wait ends at its deadline",
         "csrc/host/call_site.cc",
-        "if (timeout_ns < 0 || waited_ns < timeout_ns) {",
-        "if (timeout_ns < 0 || waited_ns < 100 * timeout_ns) {",
+        "if (waited_ns >= timeout_ns) {",
+        "if (waited_ns >= 100 * timeout_ns) {",
         ("failing", "ADeadlineNamesWhoCameAndWhoDidNot"),
     ),
     Mutant(
         "the error tells who came from who did not",
         "csrc/host/call_site.cc",
-        "std::string& list = call.arrived[i] ? came : missing;",
-        "std::string& list = call.arrived[i] ? missing : came;",
+        "(call.arrived[i] ? added.arrived : added.missing)",
+        "(call.arrived[i] ? added.missing : added.arrived)",
         ("failing", "ADeadlineNamesWhoCameAndWhoDidNot"),
     ),
     Mutant(
@@ -530,7 +530,7 @@ MUTANTS = [
     Mutant(
         "who compiles is waited for",
         "csrc/host/exchange.cc",
-        "  if (AnyoneIsExcused(now_ns)) {",
+        "  if (session_->IsAnyoneExcused(now_ns, names_.compile_timeout_ns())) {",
         "  if (false) {",
         ("exchange_failing", "WhoCompilesIsWaitedFor"),
     ),
@@ -586,8 +586,8 @@ MUTANTS = [
     Mutant(
         "who can go on lets others go on",
         "csrc/host/stalemate.cc",
-        "        changed = true;\n",
-        "",
+        "    changed = false;\n",
+        "    break;\n",
         ("stalemate", "OneWayOutIsEnough"),
     ),
     Mutant(
@@ -621,8 +621,8 @@ MUTANTS = [
     Mutant(
         "a failure in one process fails the others",
         "csrc/host/call_site.cc",
-        "if (meeting.Fail(call.key, cause) && call.epoch == epoch()) {",
-        "if (meeting.Fail(call.key, cause) && false) {",
+        "if (meetings_[call.group]->Fail(call.call.key, cause) && call.call.epoch == epoch()) {",
+        "if (meetings_[call.group]->Fail(call.call.key, cause) && false) {",
         ("exchange_failing", "AFailureInsideAProcessFailsTheOthers"),
     ),
     Mutant(

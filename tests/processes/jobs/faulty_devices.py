@@ -53,7 +53,7 @@ def place(call: Callable[..., Any]) -> str:
     return f"faulty_devices.py:{call.__code__.co_firstlineno} (<lambda>)"
 
 
-def sleep(kind: np.ndarray, _: np.ndarray) -> np.ndarray:
+def sleep(kind: np.ndarray, _: np.ndarray) -> np.floating:
     if KINDS[int(kind)] == "late":
         time.sleep(LATE_S)
     return np.float32(0)
