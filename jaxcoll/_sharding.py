@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 
 def leaf_name(path: Sequence[Any]) -> str:
@@ -28,6 +29,23 @@ def divisible_dimension(
         if dimension not in taken and shape[dimension] and shape[dimension] % size == 0:
             return int(dimension)
     return None
+
+
+def fitted(sharding: NamedSharding, shape: Sequence[int], dimension: int) -> NamedSharding:
+    """Returns the sharding of an array of which a dimension has another size than before.
+
+    Where the ranks that split it don't divide it any more, they split another one, or none.
+    """
+    spec = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+    axes, spec[dimension] = spec[dimension], None
+    if axes is not None:
+        size = math.prod(sharding.mesh.shape[a] for a in jax.tree.leaves(axes))
+        is_as_before = shape[dimension] % size == 0
+        taken = [i for i, entry in enumerate(spec) if entry is not None]
+        to = dimension if is_as_before else divisible_dimension(shape, size, taken=taken)
+        if to is not None:
+            spec[to] = axes
+    return NamedSharding(sharding.mesh, P(*spec))
 
 
 def check_divisible(

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from jaxcoll._sharding import leaf_name
+from jaxcoll._sharding import fitted, leaf_name
 from jaxcoll.parallel.reshard import reshard
 from jaxcoll.parallel.state import TrainState
 
@@ -244,15 +243,14 @@ def _type(leaf: Any) -> str:
 
 
 def _laid_out(name: str, plain: Any, stored: Any) -> jax.ShapeDtypeStruct:
-    """Returns the model's leaf where the stored one lies; not split where their sizes differ."""
+    """Returns the model's leaf where the stored one lies."""
     sharding = getattr(stored, "sharding", None)
     if sharding is None:
         raise TypeError(
             f"Checkpoints.restore: like: {name}: expected an array on devices, got one without a "
             "sharding. Pass what create_train_state returned."
         )
-    if stored.shape != plain.shape:
-        entries = zip(sharding.spec, stored.shape, plain.shape, strict=False)
-        spec = P(*(axis if size == own else None for axis, size, own in entries))
-        sharding = NamedSharding(sharding.mesh, spec)
+    for dimension, (size, own) in enumerate(zip(stored.shape, plain.shape, strict=True)):
+        if size != own:
+            sharding = fitted(sharding, plain.shape, dimension)
     return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=sharding)

@@ -12,7 +12,7 @@ from jaxcoll._sharding import check_divisible, leaf_name
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.splits import SplitDim
 from jaxcoll.parallel.stages import Layers
-from jaxcoll.parallel.state import TrainState, map_params
+from jaxcoll.parallel.state import TrainState, map_params, rearranged
 
 
 def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
@@ -33,8 +33,8 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
 
     Cost: what differs travels, device to device, one leaf after the other. Memory on a device: its
         parts in the old and in the new layout, and at most twice the whole of the largest leaf.
-        Where the zeros that `jaxcoll.fully_shard` stores change, all parameters that have some, and
-        their moments, are whole on each device for a while.
+        Where the zeros that `jaxcoll.fully_shard` stores change, or how `jaxcoll.pipelined` stores
+        layers, such parameters and moments lie there once more, as `TrainState.unpadded` says.
     """
     call = "reshard"
     if isinstance(state, TrainState) and isinstance(new_specs, TrainState):
@@ -89,10 +89,12 @@ def _stored_for(state: TrainState, specs: TrainState) -> TrainState:
     """Returns a state in the model's shapes with the zeros that another layout stores."""
 
     def pad(leaf: jax.Array, dim: SplitDim) -> jax.Array:
-        return dim.padded(leaf) if leaf.shape[dim.index : dim.index + 1] == (dim.size,) else leaf
+        is_plain = leaf.shape[dim.index : dim.index + 1] == (dim.size,)
+        return rearranged(leaf, SplitDim.padded, dim, dim.index) if is_plain else leaf
 
     def arrange(leaf: jax.Array, layers: Layers) -> jax.Array:
-        return layers.arranged(leaf) if leaf.shape[:1] == (layers.count,) else leaf
+        is_plain = leaf.shape[:1] == (layers.count,)
+        return rearranged(leaf, Layers.arranged, layers, 0) if is_plain else leaf
 
     if specs.layers:
         state = map_params(state, specs.layers, arrange, arrange)

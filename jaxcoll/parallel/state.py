@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import _compat
-from jaxcoll._sharding import check_divisible, leaf_name
+from jaxcoll._sharding import check_divisible, fitted, leaf_name
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.batches import inputs_of
 from jaxcoll.parallel.elementwise import check_elementwise
@@ -71,9 +71,11 @@ class TrainState:
         """Returns the state with all parameters, and what belongs to them, as the model has them.
 
         Where `jaxcoll.fully_shard` splits a dimension that its ranks don't divide, what is stored
-        has zeros at its end; and `jaxcoll.pipelined` stores layers by stages. Here such parameters
-        are whole on every device; others are the same arrays. Outside of `jax.shard_map`; in a job
-        of several processes all of them call it.
+        has zeros at its end; and `jaxcoll.pipelined` stores layers by stages. Such parameters are
+        made anew, one after the other, and split over the same ranks, of another dimension where
+        these don't divide it any more; where they divide none, it is whole on every device. Others
+        are the same arrays. Outside of `jax.shard_map`; in a job of several processes all of them
+        call it.
 
         Example:
             >>> logits = model.apply({"params": state.unpadded().params}, inputs)
@@ -123,27 +125,26 @@ def map_params(
 def _unpadded(leaf: jax.Array, dim: SplitDim) -> jax.Array:
     if not dim.is_padded or leaf.shape[dim.index : dim.index + 1] != (dim.stored,):
         return leaf
-    return _rearranged(leaf, SplitDim.unpadded, dim, dim.index)
+    return rearranged(leaf, SplitDim.unpadded, dim, dim.index)
 
 
 def _restored(leaf: jax.Array, layers: Layers) -> jax.Array:
     if layers.is_as_stored or leaf.shape[:1] != (layers.stored,):
         return leaf
-    return _rearranged(leaf, Layers.restored, layers, 0)
+    return rearranged(leaf, Layers.restored, layers, 0)
 
 
-def _rearranged(
+def rearranged(
     leaf: jax.Array, change: Callable[..., jax.Array], how: Hashable, dim: int
 ) -> jax.Array:
-    """Returns an array with a dimension changed, and not split any more."""
+    """Returns an array with a dimension changed, split over as many ranks if they can."""
     if isinstance(leaf, jax.core.Tracer):
         return change(how, leaf)
     sharding = leaf.sharding
     if isinstance(sharding, NamedSharding):
-        spec = [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
-        spec[dim] = None
-        sharding = NamedSharding(sharding.mesh, P(*spec))
-    return _rearrangement(change, how, sharding)(leaf)
+        sharding = fitted(sharding, jax.eval_shape(ft.partial(change, how), leaf).shape, dim)
+    # One after the other: each may be whole on the devices meanwhile.
+    return jax.block_until_ready(_rearrangement(change, how, sharding)(leaf))
 
 
 @ft.lru_cache(maxsize=128)  # parameters of one shape, and their moments, share a program
