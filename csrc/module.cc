@@ -107,13 +107,15 @@ void SetProcess(std::int64_t process, std::int64_t num_processes) {
   header.num_processes.store(num_processes, std::memory_order_relaxed);
 }
 
-void Tell(std::int64_t phase, const std::string& stack, std::uint64_t question) {
+void Tell(std::int64_t phase, const std::string& stack, std::int64_t callbacks,
+          std::uint64_t question) {
   BlackBox::Header& header = BlackBox::Get().header();
   const std::int64_t now_ns = NowNs();
   if (header.phase.load(std::memory_order_relaxed) != phase) {
     header.phase_since_ns.store(now_ns, std::memory_order_relaxed);
     header.phase.store(phase, std::memory_order_release);
   }
+  header.callbacks.store(callbacks, std::memory_order_relaxed);
   header.beat_ns.store(now_ns, std::memory_order_release);
   BlackBox::Get().SetStack(stack, now_ns);
   header.told.store(question, std::memory_order_release);
@@ -152,22 +154,29 @@ nb::dict Frames() {
 bool has_failed_unseen = false;
 std::uint64_t known_failures = 0;
 
+// After all else, when JAX has waited for what runs. A status of the program's own stays.
+void EndAsFailed(int status) {
+  const std::vector<std::string> failures = Watchdog::Get().FailuresSince(known_failures);
+  for (const std::string& text : failures) {
+    std::fprintf(stderr, "jaxcoll: work that was not awaited has failed: %s\n", text.c_str());
+  }
+  if (status == 0 && (has_failed_unseen || !failures.empty())) {
+    std::fflush(nullptr);
+    std::_Exit(1);
+  }
+}
+
 // Nobody looks after this process any more, and nobody awaits what fails beyond `failures`: if
 // anything does, or has, it is to end as a failed one.
 void EndWatch(bool has_failed, std::uint64_t failures) {
   BlackBox::Get().header().beat_ns.store(0, std::memory_order_release);
   has_failed_unseen = has_failed;
   known_failures = failures;
-  Py_AtExit([] {  // the last thing that Python does, after JAX has waited for what runs
-    if (!has_failed_unseen && Watchdog::Get().num_failures() == known_failures) {
-      return;
-    }
-    for (const std::string& text : Watchdog::Get().FailuresSince(known_failures)) {
-      std::fprintf(stderr, "jaxcoll: work that was not awaited has failed: %s\n", text.c_str());
-    }
-    std::fflush(nullptr);
-    std::_Exit(1);
-  });
+#if defined(__GLIBC__)
+  on_exit([](int status, void*) { EndAsFailed(status); }, nullptr);
+#else
+  Py_AtExit([] { EndAsFailed(0); });
+#endif
 }
 
 void PauseUntil(double seconds) {
@@ -340,8 +349,10 @@ NB_MODULE(_core, m) {
   m.def(
       "question", [] { return BlackBox::Get().header().asked.load(); },
       "How often somebody has asked what this process does.");
-  m.def("tell", &Tell, nb::arg("phase"), nb::arg("stack"), nb::arg("question"),
-        "Notes what the main thread does now, and answers that question so.");
+  m.def("tell", &Tell, nb::arg("phase"), nb::arg("stack"), nb::arg("callbacks"),
+        nb::arg("question"),
+        "Notes what the main thread does now, and how many others are in a callback, and answers "
+        "that question so.");
   m.def("pause", &PauseUntil, nb::arg("seconds"),
         "Has the others wait for this process for so long from now; 0: as usual.");
   m.def("set_dump_folder", &SetDumpFolder, nb::arg("path"),

@@ -298,6 +298,18 @@ def custom_call(target: str, **arguments: Any) -> Any:
     return private.custom_call(target, api_version=4, **arguments)
 
 
+def on_runtime_error(call: Callable[[str], None]) -> None:
+    """Has `call` get the text of each `JaxRuntimeError` that is raised, in any thread."""
+    error = jax.errors.JaxRuntimeError
+    original = error.__init__
+
+    def init(self: Any, *args: Any) -> None:
+        original(self, *args)
+        call(str(args[0]) if args else "")
+
+    error.__init__ = init
+
+
 # ---- Processes -----------------------------------------------------------------------------------
 
 # After which a process that does not answer is lost to the others, and one that comes back ends

@@ -100,8 +100,10 @@ def observe(process: int, memory: int) -> bool:
 def question() -> int:
     """How often somebody has asked what this process does."""
 
-def tell(phase: int, stack: str, question: int) -> None:
-    """Notes what the main thread does now, and answers that question so."""
+def tell(phase: int, stack: str, callbacks: int, question: int) -> None:
+    """
+    Notes what the main thread does now, and how many others are in a callback, and answers that question so.
+    """
 
 def pause(seconds: float) -> None:
     """

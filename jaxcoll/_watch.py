@@ -254,7 +254,7 @@ class _Thread(threading.Thread):
         while True:
             time.sleep(_LOOK_S)
             now = time.monotonic()
-            phase, stack = stacks.look()
+            phase, stack, _ = stacks.look()
             if phase == black_box.COMPILING or now < max([0.0, *_pauses]):
                 before = now
             self._look(now - before, stack)

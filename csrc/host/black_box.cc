@@ -20,7 +20,7 @@ namespace jaxcoll {
 namespace {
 
 // Changes with every change of what stands in a black box.
-constexpr std::uint64_t kMagic = 0x6a61'7863'626f'0001;
+constexpr std::uint64_t kMagic = 0x6a61'7863'626f'0002;
 constexpr std::size_t kPage = 4096;
 constexpr std::int64_t kLookNs = 5'000'000;
 // Whoever looks after a process does so more often.

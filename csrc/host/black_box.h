@@ -87,6 +87,7 @@ class BlackBox {
     std::atomic<std::int64_t> phase;
     std::atomic<std::int64_t> phase_since_ns;
     std::atomic<std::int64_t> beat_ns;          ///< when somebody looked last, for the phase
+    std::atomic<std::int64_t> callbacks;        ///< threads of Python that were in one then
     std::atomic<std::int64_t> paused_until_ns;  ///< the others are to wait for it until then
     std::atomic<std::uint64_t> asked;           ///< for a stack of this moment, how often
     std::atomic<std::uint64_t> told;            ///< up to which question

@@ -1,5 +1,7 @@
 #include "host/call_site.h"
 
+#include <unistd.h>  // getpid, gettid
+
 #include <algorithm>  // std::find, std::find_if, std::max, std::none_of
 #include <utility>    // std::move
 
@@ -205,7 +207,8 @@ Arrival CallSite::Arrive(const Visit& visit, WaiterFactory& factory) {
       visit.meeting->Arrive(visit.key, visit.rank, visit.now_ns, *visit.entry, factory);
   if (arrival.answer == Answer::kFailed) {
     visit.entry->Set(Moment::kResumed, NowNs());
-    Watchdog::Get().FailRun(visit.key.run, arrival.failure);
+    // On Python's own thread the program ends at once: JAX raises the error where it was started.
+    Watchdog::Get().FailRun(visit.key.run, arrival.failure, /*is_told=*/getpid() == gettid());
     FailJob(visit.key.run, *arrival.failure);
   }
   return arrival;

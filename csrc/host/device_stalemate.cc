@@ -1,12 +1,18 @@
 #include "host/device_stalemate.h"
 
-#include <algorithm>  // std::any_of
-#include <ctime>      // clock_gettime
-#include <map>        // std::map
-#include <memory>     // std::make_shared
-#include <string>     // std::string
-#include <utility>    // std::move, std::pair
+#include <unistd.h>  // gettid
 
+#include <algorithm>     // std::any_of
+#include <filesystem>    // std::filesystem::directory_iterator
+#include <fstream>       // std::ifstream
+#include <iterator>      // std::istreambuf_iterator
+#include <map>           // std::map
+#include <memory>        // std::make_shared
+#include <string>        // std::string
+#include <system_error>  // std::error_code
+#include <utility>       // std::move, std::pair
+
+#include "core/clock.h"
 #include "host/black_box.h"
 #include "host/diagnosis.h"
 #include "host/recorder.h"
@@ -16,31 +22,48 @@
 namespace jaxcoll {
 namespace {
 
-// Calls that have stood for so long may be part of a stalemate, which is one if the process
-// computes for less than a part of as much time again.
+// Calls that have stood for so long may be part of a stalemate, which is one if meanwhile no thread
+// of this process had anything to do at most looks.
 constexpr std::int64_t kPatienceNs = 500'000'000;
-constexpr std::int64_t kIdlePart = 5;
+constexpr int kLooks = 10;
+constexpr int kMostBusyLooks = 2;
+// A look that comes later says that the process was stopped, or does not get its turns.
+constexpr std::int64_t kLateNs = 4 * DeviceStalemate::kPeriodNs;
+constexpr std::int64_t kAnswerNs = 1'000'000'000;
 
-std::int64_t ComputedNs() {
-  timespec used{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-  return std::int64_t{used.tv_sec} * 1'000'000'000 + used.tv_nsec;
+// Whether another thread of this process runs, or would if it could, or waits for a disk.
+bool IsAnyThreadBusy() {
+  const std::string own = std::to_string(gettid());
+  std::error_code error;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    std::ifstream file(task.path() / "stat");
+    const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    const std::size_t name_end = text.rfind(')');  // a name may hold anything
+    const char state = name_end + 2 < text.size() ? text[name_end + 2] : 'S';
+    if ((state == 'R' || state == 'D') && task.path().filename() != own) {
+      return true;
+    }
+  }
+  return static_cast<bool>(error);
 }
 
-bool MayComputeUnseen() {
-  const auto phase =
-      static_cast<Phase>(BlackBox::Get().header().phase.load(std::memory_order_relaxed));
-  return phase == Phase::kCallback || phase == Phase::kUnknown;
+// Whether somebody looks after this process, and has not seen a reason to wait.
+bool MayBeStuck(std::int64_t now_ns) {
+  const BlackBox& box = BlackBox::Get();
+  const auto phase = static_cast<Phase>(box.header().phase.load(std::memory_order_acquire));
+  return phase != Phase::kUnknown && phase != Phase::kCallback &&
+         box.header().callbacks.load(std::memory_order_relaxed) == 0 &&
+         !box.IsExcused(now_ns, Watchdog::Get().compile_timeout_ns());
 }
 
-// Why the last call of a device failed, if it did and its run is not forgotten. JAX starts nothing
-// on it that needs the results of that run.
-std::shared_ptr<const Status> LastFailure(std::int64_t device) {
+// Why the last call of a device failed, if it did, after `opened_ns`. JAX starts nothing on it that
+// needs the results of that run, as what was begun before may.
+std::shared_ptr<const Status> FailureSince(std::int64_t device, std::int64_t opened_ns) {
   for (const CallRecord& record : RecordsIn(BlackBox::Get(), 1)) {
     const auto at = [&](Moment moment) {
       return record.moments_ns[static_cast<std::size_t>(moment)];
     };
-    if (record.device == device && at(Moment::kResumed) != 0 && at(Moment::kMoved) == 0) {
+    if (record.device == device && at(Moment::kResumed) > opened_ns && at(Moment::kMoved) == 0) {
       return Watchdog::Get().FailureOf(record.run);
     }
   }
@@ -66,7 +89,8 @@ std::set<std::int64_t> StuckDevices(const std::vector<CallSite::UnderWay>& calls
         const auto found = device_of.find({each.call.key.run, place.logical_id});
         const bool is_known = place.device < 0 && found != device_of.end();
         missing.push_back(is_known ? found->second : place.device);
-        if (auto failure = LastFailure(missing.back()); failure != nullptr) {
+        auto failure = FailureSince(missing.back(), each.call.opened_ns);
+        if (failure != nullptr) {
           failed[missing.back()] = std::move(failure);
         }
       }
@@ -108,14 +132,31 @@ std::string Text(const std::vector<CallSite::UnderWay>& calls,
 void DeviceStalemate::End(const std::vector<CallSite::UnderWay>& calls, std::int64_t now_ns) {
   std::map<std::int64_t, std::shared_ptr<const Status>> failed;
   const std::set<std::int64_t> stuck = StuckDevices(calls, now_ns, failed);
-  if (stuck.empty() || MayComputeUnseen()) {
-    since_ns_ = 0;
+  if (stuck.empty() || !MayBeStuck(now_ns) || now_ns - last_look_ns_ > kLateNs) {
+    num_looks_ = stuck.empty() ? 0 : 1;
+    num_busy_ = 0;
+    last_look_ns_ = now_ns;
     return;
   }
-  if (!IsIdle(now_ns)) {
+  if (now_ns - last_look_ns_ < kPeriodNs) {  // of a watchdog with short limits
     return;
   }
-  since_ns_ = 0;
+  last_look_ns_ = now_ns;
+  num_busy_ += IsAnyThreadBusy() ? 1 : 0;
+  if (++num_looks_ <= kLooks) {
+    return;
+  }
+  const bool is_idle = num_busy_ <= kMostBusyLooks;
+  num_looks_ = 1;
+  num_busy_ = 0;
+  if (!is_idle) {
+    return;
+  }
+  BlackBox::Get().AskForStack(kAnswerNs);  // what was seen of callbacks may be old
+  last_look_ns_ = NowNs();
+  if (!MayBeStuck(last_look_ns_)) {
+    return;
+  }
   const auto cause = failed.empty() ? std::make_shared<const Status>(Internal(Text(calls, stuck)))
                                     : failed.begin()->second;
   for (const CallSite::UnderWay& each : calls) {
@@ -124,18 +165,6 @@ void DeviceStalemate::End(const std::vector<CallSite::UnderWay>& calls, std::int
       each.site->Fail(each, cause);
     }
   }
-}
-
-bool DeviceStalemate::IsIdle(std::int64_t now_ns) {
-  const std::int64_t computed_ns = ComputedNs();
-  const std::int64_t passed_ns = now_ns - since_ns_;
-  if (since_ns_ > 0 && passed_ns < kPatienceNs) {
-    return false;
-  }
-  const bool is_idle = since_ns_ > 0 && computed_ns - computed_ns_ <= passed_ns / kIdlePart;
-  since_ns_ = now_ns;
-  computed_ns_ = computed_ns;
-  return is_idle;
 }
 
 }  // namespace jaxcoll

@@ -11,25 +11,24 @@ namespace jaxcoll {
 
 /// Looked after by the watchdog, at each of its looks.
 ///
-/// Also those that wait for a device whose last call has failed, and which so does not get what the
-/// next program needs. Devices may come to calls of several programs in any order: nothing is said
-/// while anything of this process computes, or is in a callback, which could be a device on its way
-/// to a call.
+/// Also those that have waited since before the last call of another device failed: that one does
+/// not get what their program needs. Devices may come to calls of several programs in any order:
+/// nothing is said while anything of this process could be a device on its way to a call, because
+/// it computes or would if it got its turn, or is in a callback.
 class DeviceStalemate {
  public:
   /// Fails the calls in which devices have waited for one another for a second or so, and will for
   /// ever. `calls`: all that are under way.
   void End(const std::vector<CallSite::UnderWay>& calls, std::int64_t now_ns);
 
-  /// Whether to look again soon.
-  [[nodiscard]] bool is_suspected() const { return since_ns_ > 0; }
+  /// How long after a look the next one is to come while there is a suspicion.
+  static constexpr std::int64_t kPeriodNs = 50'000'000;
+  [[nodiscard]] bool is_suspected() const { return num_looks_ > 0; }
 
  private:
-  /// Whether the process has been idle since it was first asked, for long enough.
-  bool IsIdle(std::int64_t now_ns);
-
-  std::int64_t since_ns_ = 0;     // 0: there is no suspicion
-  std::int64_t computed_ns_ = 0;  // by this process until then
+  std::int64_t last_look_ns_ = 0;
+  int num_looks_ = 0;  // since there is a suspicion
+  int num_busy_ = 0;   // of those
 };
 
 }  // namespace jaxcoll

@@ -19,8 +19,6 @@ constexpr std::int64_t kDefaultCompileTimeoutNs = 3600'000'000'000;
 constexpr std::int64_t kLooksPerTimeout = 10;
 constexpr std::int64_t kMinPeriodNs = 5'000'000;
 constexpr std::int64_t kMaxPeriodNs = 500'000'000;
-constexpr std::int64_t kSuspiciousPeriodNs = 50'000'000;
-
 }  // namespace
 
 Watchdog& Watchdog::Get() {
@@ -51,7 +49,7 @@ void Watchdog::SetTimeout(std::int64_t timeout_ns) {
   LookNow();
 }
 
-void Watchdog::FailRun(std::int64_t run, std::shared_ptr<const Status> cause) {
+void Watchdog::FailRun(std::int64_t run, std::shared_ptr<const Status> cause, bool is_told) {
   {
     const std::lock_guard<std::mutex> lock(failed_mutex_);
     for (const FailedRun& failed : failed_) {
@@ -62,7 +60,7 @@ void Watchdog::FailRun(std::int64_t run, std::shared_ptr<const Status> cause) {
     if (failed_.size() == kRememberedRuns) {
       failed_.pop_front();
     }
-    failed_.push_back({.run = run, .cause = std::move(cause)});
+    failed_.push_back({.run = run, .cause = std::move(cause), .is_told = is_told});
     num_failures_.fetch_add(1, std::memory_order_release);
     any_failed_.store(true, std::memory_order_release);
   }
@@ -93,7 +91,9 @@ std::vector<std::string> Watchdog::FailuresSince(std::uint64_t num_known) {
   std::vector<std::string> texts;
   for (std::size_t i = failed_.size() - std::min<std::size_t>(num_new, failed_.size());
        i < failed_.size(); ++i) {
-    texts.push_back(failed_[i].cause->message);
+    if (!failed_[i].is_told) {
+      texts.push_back(failed_[i].cause->message);
+    }
   }
   return texts;
 }
@@ -118,7 +118,8 @@ void Watchdog::Loop() {
   for (;;) {
     wake_.wait(lock, [this] { return !sites_.empty(); });
     const std::int64_t timeout_ns = timeout_ns_.load(std::memory_order_relaxed);
-    const std::int64_t longest_ns = stalemate_.is_suspected() ? kSuspiciousPeriodNs : kMaxPeriodNs;
+    const std::int64_t longest_ns =
+        stalemate_.is_suspected() ? DeviceStalemate::kPeriodNs : kMaxPeriodNs;
     const std::int64_t period_ns =
         timeout_ns < 0 ? longest_ns
                        : std::clamp(timeout_ns / kLooksPerTimeout, kMinPeriodNs, longest_ns);

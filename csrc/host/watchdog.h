@@ -43,8 +43,9 @@ class Watchdog {
   }
 
   /// Marks a run as failed; the first cause stays. Ranks that arrive later get the cause; the ranks
-  /// that wait in the run's other meetings get it at the next look, which this asks for.
-  void FailRun(std::int64_t run, std::shared_ptr<const Status> cause);
+  /// that wait in the run's other meetings get it at the next look, which this asks for. `is_told`:
+  /// the user's code gets it at once.
+  void FailRun(std::int64_t run, std::shared_ptr<const Status> cause, bool is_told = false);
 
   /// Why the run failed, or null. Costs one load while no run has failed.
   std::shared_ptr<const Status> FailureOf(std::int64_t run);
@@ -54,7 +55,7 @@ class Watchdog {
     return num_failures_.load(std::memory_order_acquire);
   }
 
-  /// Why those beyond the first `num_known` failed, of the latest.
+  /// Why those beyond the first `num_known` failed, of the latest, but those that were told.
   std::vector<std::string> FailuresSince(std::uint64_t num_known);
 
   /// The failures so far are dealt with: ranks of those runs that come late still get the cause,
@@ -71,6 +72,7 @@ class Watchdog {
     std::int64_t run;
     std::shared_ptr<const Status> cause;
     bool is_settled = false;
+    bool is_told = false;
   };
 
   Watchdog();

@@ -19,9 +19,9 @@ import numpy as np
 
 from jaxcoll import _native
 
-_MAGIC = 0x6A617863626F0001
+_MAGIC = 0x6A617863626F0002
 _NAME = "jaxcoll-black-box"
-_WORDS = struct.Struct("<Q11Q14q")
+_WORDS = struct.Struct("<Q11Q15q")
 
 PHASES = ("unknown", "in Python", "compiling", "in a callback", "waiting for results")
 PYTHON, COMPILING, CALLBACK, AWAITING = range(1, 5)
@@ -60,6 +60,7 @@ class _Header:
     phase: int
     phase_since_ns: int
     beat_ns: int
+    callbacks: int
     paused_until_ns: int
     asked: int
     told: int

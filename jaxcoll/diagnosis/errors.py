@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from jaxcoll import _steps
 from jaxcoll._errors import CollectiveError
 
 _MARK = "jaxcoll.CollectiveError: "
@@ -166,8 +167,14 @@ def note_seen(text: str) -> None:
     _unseen.pop(_line(text), None)
 
 
+def note_raised(text: str) -> None:
+    """Notes that JAX raises an error, if it is the engine's."""
+    if _MARK in text and not _steps.awaits_here():
+        note_seen(text.partition(_MARK)[2])
+
+
 def note_unseen(text: str) -> None:
-    """Notes an error while nobody waited for what has failed."""
+    """Notes that a call has failed; somebody may get the error yet."""
     if _line(text) not in _seen:
         _unseen[_line(text)] = text
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from types import FrameType
+from typing import NamedTuple
 
 import jax
 
@@ -41,19 +42,30 @@ class _Frame:
         return f'File "{self.file}", line {self.line}, in {self.function}'
 
 
-def look() -> tuple[int, str]:
-    """Returns what this process does (one of black_box's phases), and its stack.
+class Look(NamedTuple):
+    """What this process does.
 
-    That is the main thread's, and those of callbacks.
+    Attributes:
+        phase: one of black_box's.
+        stack: the main thread's, and those of callbacks.
+        callbacks: threads that are in one.
     """
+
+    phase: int
+    stack: str
+    callbacks: int
+
+
+def look() -> Look:
+    """Looks at all threads."""
     threads = _frames()
     main = threads.pop(threading.main_thread().ident or 0, [])
-    phase, text = _phase_of(main), _text_of(main)
-    for frames in threads.values():
-        if _phase_of(frames) == black_box.CALLBACK:
-            text += f"\nin a callback:\n{_text_of(frames)}"
-            phase = black_box.CALLBACK if phase == black_box.AWAITING else phase
-    return phase, text
+    phase = _phase_of(main)
+    calls_back = [_text_of(f) for f in threads.values() if _phase_of(f) == black_box.CALLBACK]
+    stack = "\nin a callback:\n".join([_text_of(main), *calls_back])
+    if calls_back and phase == black_box.AWAITING:
+        phase = black_box.CALLBACK
+    return Look(phase, stack, len(calls_back) + (_phase_of(main) == black_box.CALLBACK))
 
 
 def all_threads() -> dict[str, str]:

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from jaxcoll import _native
+from jaxcoll import _compat, _native
 from jaxcoll._config import config, logger
 from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, errors, stacks
@@ -29,6 +29,7 @@ def start() -> None:
     core = _native.core()
     if core is not None:
         watcher = _Watcher(core)
+        _compat.on_runtime_error(errors.note_raised)
         watcher.start()
         atexit.register(watcher.end)
 
@@ -40,8 +41,6 @@ class _Watcher(threading.Thread):
         self._stops = threading.Event()
         self._failure = self._seen_failure()
         self._num_asked = core.dumps_asked()
-        self._phase = black_box.PYTHON
-        self._ends = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         core.dump_on_signal()
@@ -63,12 +62,8 @@ class _Watcher(threading.Thread):
 
     def _look(self) -> None:
         question = self._core.question()
-        phase, stack = stacks.look()
-        self._core.tell(phase, stack, question)
-        # The error of what the user's code waits for will be raised there.
-        awaits = black_box.AWAITING in (phase, self._phase)
-        self._dump_what_is_due(is_awaited=awaits and not self._ends)
-        self._phase = phase
+        self._core.tell(*stacks.look(), question)
+        self._dump_what_is_due()
 
     def _dumped(self) -> str:
         """Dumps, and says where."""
@@ -78,16 +73,13 @@ class _Watcher(threading.Thread):
     def _seen_failure(self) -> tuple[int, str]:
         return self._core.num_failures(), self._core.job_failure() or ""
 
-    def _dump_what_is_due(self, is_awaited: bool) -> None:
+    def _dump_what_is_due(self) -> None:
         failure, asked = self._seen_failure(), self._core.dumps_asked()
         before, asked_before = self._failure, self._num_asked
         self._failure, self._num_asked = failure, asked
         failures = self._core.failures(before[0])
         for text in failures:
-            if is_awaited:
-                errors.note_seen(text)
-            else:
-                errors.note_unseen(text)
+            errors.note_unseen(text)
         # Where the job has failed, what fails after that is no news.
         news = 1 if failure[1] else 0
         if failure[news] != before[news]:
@@ -111,8 +103,6 @@ class _Watcher(threading.Thread):
         """Ends the watch; has the process end as a failed one where work nobody awaited failed."""
         if os.getpid() != self._pid:  # a forked child, whose end is not the process's
             return
-        self.look()
-        self._ends = True
         await_steps()
         self._await_open_calls()
         self._stops.set()

@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "failures.h"
 #include "host/black_box.h"
+#include "host/watchdog.h"
 #include "ranks.h"
 #include "testing.h"
 
@@ -61,11 +62,21 @@ void NotWhileAnythingComputes(Context& context) {
 }
 
 void NotInACallback(Context& context) {
-  Tell(Phase::kCallback);
+  Tell(Phase::kPython);
+  BlackBox::Get().header().callbacks.store(1);
   Mismatch(context, [&](Errors& errors) {
     SleepMs(kLongMs);
     context.Expect(errors.texts().empty(), "nothing was said meanwhile");
-    Tell(Phase::kAwaiting);
+    BlackBox::Get().header().callbacks.store(0);
+  });
+}
+
+void NotWhileItIsExcused(Context& context) {
+  Tell(Phase::kAwaiting);
+  BlackBox::Get().header().paused_until_ns.store(NowNs() + kLongMs * kMs);
+  Mismatch(context, [&](Errors& errors) {
+    SleepMs(kLongMs - 200);
+    context.Expect(errors.texts().empty(), "nothing was said meanwhile");
   });
 }
 
@@ -81,8 +92,27 @@ void ALateRankIsNoStalemate(Context& context) {
   });
 }
 
-/// A rank of one run waits for one whose run has failed, and which JAX so gives nothing to do.
+/// Rank 1 of one run waits for rank 0, whose run fails then, and which JAX so gives nothing to do.
 void WhoWaitsForAFailedRankIsToldWhy(Context& context) {
+  Tell(Phase::kAwaiting);
+  const Limit limit(kForever);
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  const Site other = MakeSite(2, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, 2, [&](std::size_t rank) { return Succeeds(*site, 2, rank, run); });
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) {
+    Fails(*other, 2, 0, run + 1, errors).Start();
+    Fails(*site, 2, 1, run + 2, errors).Start();
+    SleepMs(1);
+    Watchdog::Get().FailRun(run + 1, std::make_shared<const Status>(Internal("the first cause")));
+  });
+  context.Expect(errors.texts()[1] == "the first cause", "not: " + errors.texts()[1]);
+  RunRanks(context, 2, [&](std::size_t rank) { return Succeeds(*site, 2, rank, run + 3); });
+}
+
+/// But not who comes after that: its program may need nothing of what has failed.
+void WhoComesAfterAFailureWaits(Context& context) {
   Tell(Phase::kAwaiting);
   const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
   const std::int64_t run = FreshRuns();
@@ -93,9 +123,11 @@ void WhoWaitsForAFailedRankIsToldWhy(Context& context) {
     RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run + 1, errors).Start(); });
   }
   const Limit limit(kForever);
-  RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 1, run + 2, errors).Start(); });
-  context.Expect(errors.texts()[0] == errors.texts()[1], "the first cause: " + errors.texts()[1]);
-  RunRanks(context, 2, [&](std::size_t rank) { return Succeeds(*site, 2, rank, run + 3); });
+  RunThreads(context, 1, [&](std::size_t) {
+    Succeeds(*site, 2, 1, run + 2).Start();
+    SleepMs(kLongMs);
+    Succeeds(*site, 2, 0, run + 2).Start();
+  });
 }
 
 }  // namespace
@@ -106,7 +138,9 @@ int main(int argc, char** argv) {
   return RunTests({{"DifferentCallsFailAll", DifferentCallsFailAll},
                    {"NotWhileAnythingComputes", NotWhileAnythingComputes},
                    {"NotInACallback", NotInACallback},
+                   {"NotWhileItIsExcused", NotWhileItIsExcused},
                    {"ALateRankIsNoStalemate", ALateRankIsNoStalemate},
-                   {"WhoWaitsForAFailedRankIsToldWhy", WhoWaitsForAFailedRankIsToldWhy}},
+                   {"WhoWaitsForAFailedRankIsToldWhy", WhoWaitsForAFailedRankIsToldWhy},
+                   {"WhoComesAfterAFailureWaits", WhoComesAfterAFailureWaits}},
                   argc, argv);
 }

@@ -284,7 +284,7 @@ MUTANTS = [
     Mutant(
         "devices that wait for one another are told",
         "csrc/host/device_stalemate.cc",
-        "  if (!IsIdle(now_ns)) {",
+        "  if (!is_idle) {",
         "  if (true) {",
         ("device_stalemate", "DifferentCallsFailAll"),
     ),
@@ -298,15 +298,15 @@ MUTANTS = [
     Mutant(
         "devices that compute may be on their way",
         "csrc/host/device_stalemate.cc",
-        "since_ns_ > 0 && computed_ns - computed_ns_ <= passed_ns / kIdlePart;",
-        "since_ns_ > 0;",
+        "num_busy_ <= kMostBusyLooks;",
+        "true;",
         ("device_stalemate", "NotWhileAnythingComputes"),
     ),
     Mutant(
         "and those in a callback",
         "csrc/host/device_stalemate.cc",
-        "return phase == Phase::kCallback || phase == Phase::kUnknown;",
-        "return phase == Phase::kUnknown;",
+        "box.header().callbacks.load(std::memory_order_relaxed) == 0 &&",
+        "true &&",
         ("device_stalemate", "NotInACallback"),
     ),
     Mutant(
@@ -315,6 +315,20 @@ MUTANTS = [
         "    waits.push_back({.waiter = device, .missing = {device}});\n",
         "",
         ("device_stalemate", "WhoWaitsForAFailedRankIsToldWhy"),
+    ),
+    Mutant(
+        "one that comes after the failure may wait for it",
+        "csrc/host/device_stalemate.cc",
+        "at(Moment::kResumed) > opened_ns",
+        "at(Moment::kResumed) != 0",
+        ("device_stalemate", "WhoComesAfterAFailureWaits"),
+    ),
+    Mutant(
+        "nor one that is excused",
+        "csrc/host/device_stalemate.cc",
+        "!box.IsExcused(now_ns, Watchdog::Get().compile_timeout_ns());",
+        "true;",
+        ("device_stalemate", "NotWhileItIsExcused"),
     ),
     # ---- Across processes ------------------------------------------------------------------------
     Mutant(

@@ -138,8 +138,8 @@ def test_who_compiles_or_pauses_is_waited_for():
         *(
             pytest.param(*case, marks=full)
             for case in [
-                *[("never", 1), ("early", 1)],
-                *[("caught", 0), ("plainly", 0), ("reset", 0)],
+                *[("never", 1), ("early", 1), ("status", 3)],
+                *[("caught", 0), ("plainly", 0), ("afterwards", 0), ("reset", 0)],
             ]
         ),
     ],
