@@ -33,7 +33,11 @@ AXES: dict[str, dict[str, int]] = {
     "all four": {"data": 1, "fsdp": 2, "tensor": 2, "pipe": 2},
 }
 # Of the pipeline, and of the state; all of them are in test_pipeline.py.
-KINDS: dict[str, tuple[Any, int]] = {"1f1b, ZeRO-3": ("1f1b", 3), "interleaved": ("interleaved", 2)}
+KINDS: dict[str, tuple[Any, int]] = {
+    "1f1b, ZeRO-3": ("1f1b", 3),
+    "interleaved": ("interleaved", 2),
+    "gpipe": ("gpipe", 1),
+}
 
 
 @ft.cache
@@ -71,10 +75,23 @@ def test_trains_as_on_one_device(axes: str, kind: str, library: str, optimizer: 
         fsdp=fsdp if "fsdp" in sizes else None,
         accumulate=2 if axes == "fsdp, tensor, pipe" else 1,
         num_micro_batches=3 if sizes.get("data", 1) < 4 else 1,
-        schedule=schedule if sizes.get("pipe", 1) < 3 else "1f1b",
+        schedule="1f1b" if schedule == "interleaved" and sizes.get("pipe", 1) > 2 else schedule,
     )
     axis = "tensor" if "tensor" in sizes else None
-    model, data = LIBRARIES[library](axis, plan.mesh if axis else None), batch()
+    model = LIBRARIES[library](axis, plan.mesh if axis else None)
+    assert_trains_as_on_one_device(plan, model, library, optimizer)
+
+
+def test_parts_of_a_sequence_in_a_pipeline():
+    plan = plan_of({"pipe": 2, "tensor": 2}, schedule="gpipe")
+    model = of_linen("tensor", plan.mesh).clone(sequence_parallel=True)
+    assert_trains_as_on_one_device(plan, model, "linen", "sgd")
+
+
+def assert_trains_as_on_one_device(
+    plan: ParallelPlan, model: Any, library: str, optimizer: str
+) -> None:
+    axis, data = "tensor" if "tensor" in plan.mesh.shape else None, batch()
     state = plan.init(model, OPTIMIZERS[optimizer], jax.random.key(0), data)
     first, expected, losses = on_one_device(library, optimizer)
     for got, want in zip(*map(jax.tree.leaves, (state.unpadded().params, first)), strict=True):

@@ -24,7 +24,7 @@ OPTIMIZERS = {"sgd": optax.sgd(0.5), "adamw": optax.adamw(0.05)}
 # The last of the data axes has the parts of a state.
 LAYOUTS = {
     "data 1": {"data": 1},
-    "data 3": {"data": 3},
+    "data 7": {"data": 7},
     "data 4": {"data": 4},
     "data 8": {"data": 8},
     "hybrid 2 x 3": {"replica": 2, "data": 3},
@@ -105,7 +105,7 @@ def test_trains_as_on_one_device(
 ):
     with jax.enable_x64(True):
         axes = LAYOUTS[layout]
-        data, mesh = batch(), mesh_of(**axes)
+        data, mesh = batch(7 * 48), mesh_of(**axes)
         over = tuple(axis for axis in axes if axis != "tensor")
         model: Any = LIBRARIES[library](*(("tensor", mesh) if "tensor" in axes else (None, None)))
         how = STRATEGIES[strategy]
