@@ -201,7 +201,8 @@ def create_train_state(
     def make(split: Split, layers: Spread, axes: tuple[str, ...]) -> TrainState:
         variables = _without_boxes(pure.init(init_rng, inputs))
         params = variables.pop("params")
-        params = each(lambda leaf, how: how.arranged(leaf), params, layers) if layers else params
+        if pure.pipe and mesh:
+            params = each(ft.partial(_arranged, mesh, pure.pipe.axis_name), params, layers)
         stored = each(lambda leaf, dim: dim.padded(leaf), params, split) if split else params
         opt_state = optimizer.init(stored)
         params = stored if pure.zero and pure.zero.stage == 3 else params
@@ -220,6 +221,21 @@ def create_train_state(
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     made = jax.jit(make, static_argnums=(0, 1, 2), out_shardings=shardings)
     return made(specs.split, specs.layers, specs.axes)
+
+
+def _arranged(mesh: Mesh, axis: str, leaf: jax.Array, layers: Layers) -> jax.Array:
+    """Returns layers as they are stored.
+
+    Until they are, they lie in parts along another dimension, if one can be divided: to put them in
+    order, each device would make all of them.
+    """
+    dims = [i for i in range(1, leaf.ndim) if leaf.shape[i] % mesh.shape[axis] == 0]
+    if dims and not layers.is_as_stored:
+        spec = [axis if i == dims[0] else P.UNCONSTRAINED for i in range(leaf.ndim)]
+        # The compiler splits, also for a mesh whose axes are typed as explicit.
+        sharding = NamedSharding(Mesh(mesh.devices, mesh.axis_names), P(*spec))
+        leaf = jax.lax.with_sharding_constraint(leaf, sharding)
+    return layers.arranged(leaf)
 
 
 def _specs(

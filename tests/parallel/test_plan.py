@@ -5,6 +5,7 @@ gradient, and with AdamW.
 """
 
 import functools as ft
+import re
 from typing import Any
 
 import jax
@@ -105,6 +106,40 @@ def assert_trains_as_on_one_device(
     assert_trained_as(state.unpadded().params, expected)
     # What is called a copy is one.
     assert_copies_are_equal((state.params, state.opt_state))
+
+
+@pytest.mark.parametrize(
+    ("axes", "schedule", "layers"),
+    [
+        ({"pipe": 2}, "1f1b", 4),
+        ({"pipe": 2, "data": 2, "tensor": 2}, "interleaved", 4),
+        pytest.param({"pipe": 2, "fsdp": 2, "tensor": 2}, "1f1b", 5, marks=pytest.mark.full),
+    ],
+)
+def test_initialized_in_parts(axes: dict[str, int], schedule: Any, layers: int):
+    """No device makes a whole parameter that is split: the program of `init` has none.
+
+    Neither as the model has it, nor as it is stored.
+    """
+    fsdp = {"min_weight_size": 16} if "fsdp" in axes else None
+    plan = plan_of(axes, schedule=schedule, fsdp=fsdp)
+    axis = "tensor" if "tensor" in axes else None
+    # Of widths that no part of another parameter has.
+    model = of_linen(axis, plan.mesh if axis else None)
+    model = model.clone(vocab_size=20, num_layers=layers, mlp_ratio=3)
+
+    def init() -> Any:
+        return plan.init(model, OPTIMIZERS["adamw"], jax.random.key(0), batch())
+
+    state = init()
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    parts = {leaf.sharding.shard_shape(leaf.shape) for leaf in leaves}
+    whole = {leaf.shape for leaf in leaves} - parts
+    assert len(whole) > 3
+    whole |= {(layers, *shape[1:]) for shape in whole}
+    text = str(jax.jit(init).lower().compile().as_text())
+    made = {tuple(map(int, shape.split(","))) for shape in re.findall(r"f64\[([\d,]+)\]", text)}
+    assert not whole & made
 
 
 def test_without_axes_of_a_batch():
