@@ -178,6 +178,22 @@ class PipelineSchedule:
                 held[task.rank] -= 1
         return peak
 
+    def peak_bytes(self, num_micro_batches: int, input_bytes: int) -> int:
+        """Returns how many bytes these inputs have: the part of a step's memory that a schedule is.
+
+        What else a step needs is the same however many micro-batches of that size there are.
+
+        Args:
+            num_micro_batches: m.
+            input_bytes: of what passes between stages, of one micro-batch; of
+                `jaxcoll.models.TransformerLM` examples x tokens x width x bytes of a number.
+
+        Example:
+            >>> jaxcoll.PipelineSchedule("1f1b", 4).peak_bytes(16, 8 * 1024 * 512 * 4)
+            117440512
+        """
+        return self.peak_inflight(num_micro_batches) * input_bytes
+
     def _columns(self, num_micro_batches: int) -> list[tuple[int, Direction]]:
         """Returns the halves of ticks in which any rank does something."""
         # The tasks are in this order.
