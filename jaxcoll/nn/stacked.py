@@ -15,7 +15,8 @@ def stacked_layers(
     """Returns a layer and the parameters of all of them, for `pipeline(layer, stacked, x)`.
 
     Args:
-        module: whose `__call__` this stands in; the parameters are its own, under `name`.
+        module: whose `__call__` this stands in, under `nn.compact`, or whose `setup`; the
+            parameters are its own, under `name`.
         name: of the parameters.
         block: one layer, a module that maps x to its like; made with `parent=None`. It has
             parameters alone, and each layer's are initialized with a key of its own.
@@ -28,7 +29,8 @@ def stacked_layers(
         each. Where the block's say how they are split, so do these.
 
     Raises:
-        ValueError: no layers, or a block without parameters or with more than them.
+        ValueError: no layers, a block without parameters or with more than them, or a method of
+            the module where Flax allows no parameters.
 
     Example:
         >>> layer, stacked = jaxcoll.stacked_layers(self, "blocks", Block(parent=None), 8, x)
@@ -58,7 +60,16 @@ def stacked_layers(
     # What is there is not compared with what would be made, which would trace every layer.
     if module.has_variable("params", name):
         return layer, nn.unbox(module.get_variable("params", name))
-    return layer, module.param(name, init)
+    try:
+        return layer, module.param(name, init)
+    except ValueError as error:
+        if "@compact" not in str(error):
+            raise
+        raise ValueError(
+            f"stacked_layers: module: {type(module).__name__} makes parameters in a method where "
+            "Flax allows none. Put @nn.compact on the method, or call stacked_layers in setup, "
+            "with an example of x."
+        ) from None
 
 
 def _with_layers(leaf: Any) -> Any:

@@ -17,7 +17,7 @@ import pytest
 from checks import native_missing
 from flax import nnx
 from jax import lax
-from training import assert_trained_as, batch, mesh_of, start, train, trained_alone
+from training import assert_trained_as, batch, mesh_of, reference, start, train, trained_alone
 
 import jaxcoll
 from jaxcoll import (
@@ -435,6 +435,52 @@ def test_what_is_communicated(axes: dict[str, int]):
     parts = 8 if "fsdp" in axes else 0
     assert count["all_gather"] == count["reduce_scatter"] == parts
     assert f"f64[4,{WIDTH},12]" not in text  # of no rank are all layers
+
+
+# ---- Where a model's layers are made -------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        return x + nn.tanh(nn.Dense(x.shape[-1], param_dtype=jnp.float64)(x))
+
+
+class WithSetup(nn.Module):
+    """A model without `nn.compact`, which makes its layers in one of two places."""
+
+    in_setup: bool
+
+    def setup(self) -> None:
+        if self.in_setup:
+            self.layer, self.stacked = self.layers(jnp.zeros((1, 16)))
+
+    def layers(self, x: Any) -> Any:
+        return stacked_layers(self, "blocks", Residual(parent=None), 3, x)
+
+    def __call__(self, x: Any, pipeline: Any = sequential) -> Any:
+        layer, stacked = (self.layer, self.stacked) if self.in_setup else self.layers(x)
+        return pipeline(layer, stacked, x)[:, :4]
+
+
+def test_layers_made_in_setup():
+    data, mesh = batch(), mesh_of(data=1, pipe=2)
+    model = pipelined(WithSetup(in_setup=True), 3)
+    state = start(model, data, mesh)
+    assert state.specs.params["blocks"]["Dense_0"]["kernel"] == jax.P("pipe")
+    first = jax.device_get(state.unpadded().params)
+    state, metrics = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    expected, losses = reference(WithSetup(in_setup=True), first, data)
+    assert_trained_as(state.unpadded().params, expected)
+    np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
+
+
+def test_layers_made_in_a_call_that_is_not_compact():
+    text = (
+        r"module: WithSetup makes parameters in a method .* Put @nn.compact on the method, or call"
+    )
+    with pytest.raises(ValueError, match=text):
+        WithSetup(in_setup=False).init(jax.random.key(0), batch()[0])
 
 
 # ---- Bad input -----------------------------------------------------------------------------------
