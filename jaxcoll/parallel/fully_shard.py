@@ -41,7 +41,8 @@ def fully_shard(
     `jax.custom_vjp` or `jax.lax.cond` is read as one: put them around layers, not around a model.
 
     Args:
-        model: a Flax linen or NNX module, or a pair `(init, apply)`.
+        model: a Flax linen or NNX module, a function that makes an NNX module, or a pair
+            `(init, apply)`. An NNX module is whole before; what the function makes never is.
         axis_name: one of the step's axes; others are replicas (hybrid sharding).
         stage: 1, 2 or 3.
         min_weight_size: values from which on a parameter is split.

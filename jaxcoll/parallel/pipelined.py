@@ -40,7 +40,8 @@ def pipelined(
     has; of linen models with the same random keys, too. `jax.debug.print` prints in layers alone.
 
     Args:
-        model: a Flax linen or NNX module, or a pair `(init, apply)`, or of `jaxcoll.fully_shard`.
+        model: a Flax linen or NNX module, a function that makes an NNX module, or a pair
+            `(init, apply)`, or of `jaxcoll.fully_shard`.
         num_micro_batches: m, into which the batch of each device is split.
         schedule: see `jaxcoll.PipelineSchedule`.
         axis_name: the axis of the pipeline, of p ranks.

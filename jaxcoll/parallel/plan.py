@@ -113,8 +113,9 @@ class ParallelPlan:
         The plan remembers the model, for `build_train_step`.
 
         Args:
-            model: a Flax linen or NNX module, or a pair `(init, apply)`; with an axis `"pipe"` one
-                whose `__call__` takes `pipeline=`.
+            model: a Flax linen or NNX module, a function that makes an NNX module, as in
+                `create_train_state`, or a pair `(init, apply)`; with an axis `"pipe"` one whose
+                `__call__` takes `pipeline=`.
             optimizer: of Optax.
             rng: makes the first parameters, and stays for dropout.
             batch: an example; only the shapes and dtypes of its inputs matter.

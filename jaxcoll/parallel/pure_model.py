@@ -9,7 +9,9 @@ import flax.linen as nn
 import jax
 from flax import nnx
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from jaxcoll._sharding import leaf_name
 from jaxcoll.parallel.partitioned import Partitioned
 from jaxcoll.parallel.pipe import Pipe
 from jaxcoll.parallel.zero import Zero
@@ -37,10 +39,11 @@ class PureModel:
 
 
 def as_pure(call: str, model: Any) -> PureModel:
-    """Returns a linen module, an NNX module or a pair `(init, apply)` as a pure model.
+    """Returns a linen module, an NNX module or what makes one, or a pair `(init, apply)`, as pure.
 
     Raises:
         TypeError: it is none of these.
+        ValueError: a function that makes no new NNX module.
     """
     if isinstance(model, PureModel):
         return model
@@ -58,9 +61,11 @@ def as_pure(call: str, model: Any) -> PureModel:
             ),
             takes_pipeline=_takes_pipeline(apply),
         )
+    if callable(model):
+        return _of_nnx_maker(call, model)
     raise TypeError(
-        f"{call}: model: expected a Flax linen or NNX module, or a pair of functions (init, "
-        f"apply), got {type(model).__name__}."
+        f"{call}: model: expected a Flax linen or NNX module, a function that makes an NNX module, "
+        f"or a pair of functions (init, apply), got {type(model).__name__}."
     )
 
 
@@ -97,12 +102,72 @@ def _training_flags(call: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _of_nnx(model: nnx.Module) -> PureModel:
-    """The module's own values are the first ones, and lie as they do there; a key is not needed.
+    """The module's own values are the first ones, and lie as they do there."""
+    graph, params, keys, others = _parts(model)
+    params = jax.tree.map(lambda leaf: _boxed(leaf, _as_it_lies(leaf)), params)
+    return _with_fresh_keys(type(model), graph, keys, lambda: (params, others))
 
-    Its random keys are replaced in each step by ones of the step's and the rank's.
+
+def _of_nnx_maker(call: str, make: Callable[[], Any]) -> PureModel:
+    """The first values are made where the state is, and lie as the parameters' metadata say."""
+    shapes = nnx.eval_shape(lambda: _checked(call, make))
+    graph, params, keys, others = _parts(shapes)
+    treedef = jax.tree.structure((params, others))
+    specs = nnx.get_partition_spec(params)
+
+    def first() -> tuple[Any, Any]:
+        _, params, _, others = _parts(make())
+        # Modules may keep what is another one each time they are made, such as a lambda.
+        params, others = treedef.unflatten(jax.tree.leaves((params, others)))
+        return jax.tree.map(_boxed, params, specs), others
+
+    return _with_fresh_keys(type(shapes), graph, keys, first)
+
+
+def _checked(call: str, make: Callable[[], Any]) -> nnx.Module:
+    """Returns the module that a function makes, under a trace."""
+    name = getattr(make, "__name__", type(make).__name__)
+    try:
+        if isinstance(make, type):  # the signature of NNX classes is their metaclass's
+            inspect.signature(make.__init__).bind(None)
+        else:
+            inspect.signature(make).bind()
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{call}: model: expected a function without arguments that makes an NNX module, such "
+            f"as lambda: Model(rngs=nnx.Rngs(0)), got {name} ({error})."
+        ) from None
+    module = make()
+    if not isinstance(module, nnx.Module):
+        raise TypeError(
+            f"{call}: model: expected a function that makes an NNX module, but {name} returned "
+            f"{type(module).__name__}. Pass a linen module, or a pair of functions, itself."
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(module, nnx.Param)):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            raise ValueError(
+                f"{call}: model: {name} made no new module: its parameter {leaf_name(path)}, "
+                f"{leaf.dtype}{list(leaf.shape)}, was there before. Make it in the function, or "
+                "pass the module itself."
+            )
+    return module
+
+
+def _parts(module: nnx.Module) -> Any:
+    return nnx.split(module, nnx.Param, nnx.RngKey, ...)
+
+
+def _with_fresh_keys(
+    kind: type, graph: Any, keys: Any, first: Callable[[], tuple[Any, Any]]
+) -> PureModel:
+    """Returns a module as pure, whose keys are replaced in each step by ones of step and rank.
+
+    Args:
+        kind: the module's class.
+        graph: of the module.
+        keys: of the module, or their shapes.
+        first: returns parameters, and others, to begin with; a key is not needed.
     """
-    graph, params, keys, others = nnx.split(model, nnx.Param, nnx.RngKey, ...)
-    params = jax.tree.map(_boxed_as_it_lies, params)
     key_leaves, key_tree = jax.tree.flatten(keys)
 
     def apply(variables: dict[str, Any], inputs: Any, rng: Any, **more: Any) -> tuple[Any, Any]:
@@ -110,19 +175,24 @@ def _of_nnx(model: nnx.Module) -> PureModel:
         states = (variables["params"], key_tree.unflatten(fresh), variables["others"])
         module = nnx.merge(graph, *states, copy=True)
         outputs = module(inputs, **more)
-        return outputs, {"others": nnx.split(module, nnx.Param, nnx.RngKey, ...)[3]}
+        return outputs, {"others": _parts(module)[3]}
 
     def init(rng: jax.Array, inputs: Any) -> dict[str, Any]:
         del rng, inputs
+        params, others = first()
         return {"params": params, "others": others}
 
-    kind = f"NNX {type(model).__name__}"
-    return PureModel(init, apply, kind, takes_pipeline=_takes_pipeline(type(model).__call__))
+    takes_pipeline = _takes_pipeline(kind.__call__)
+    return PureModel(init, apply, f"NNX {kind.__name__}", takes_pipeline=takes_pipeline)
 
 
-def _boxed_as_it_lies(leaf: Any) -> Any:
+def _as_it_lies(leaf: Any) -> P:
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
-        return leaf
-    spec = tuple(sharding.spec)
-    return Partitioned(leaf, names=spec + (None,) * (leaf.ndim - len(spec)))
+        return P()
+    return sharding.spec
+
+
+def _boxed(leaf: Any, spec: P) -> Any:
+    names = tuple(spec) + (None,) * (leaf.ndim - len(spec))
+    return Partitioned(leaf, names=names) if any(names) else leaf

@@ -169,8 +169,10 @@ def create_train_state(
     """Returns the state that training begins with.
 
     Args:
-        model: a Flax linen or NNX module, a pair `(init, apply)`, or what `jaxcoll.fully_shard`
-            returned.
+        model: a Flax linen or NNX module, a function that makes an NNX module, a pair
+            `(init, apply)`, or what `jaxcoll.fully_shard` returned. The parameters of an NNX module
+            are whole before; those of a function, such as `lambda: Model(rngs=nnx.Rngs(0))`, are
+            made in their parts, which its own `out_sharding` says beside the rest.
         optimizer: of Optax.
         rng: a key of `jax.random.key`; makes the first parameters, and stays for dropout.
         batch: an example; only the shapes and dtypes of its inputs matter.
@@ -182,7 +184,7 @@ def create_train_state(
         TypeError: a model of another kind.
         ValueError: a parameter is split over an axis that the mesh lacks, or can't be split; a
             model of `fully_shard` without a mesh; parameters that are split, and an optimizer that
-            is not element by element.
+            is not element by element; a function that returns a module that was there before.
     """
     call = "create_train_state"
     if isinstance(optimizer, optax.MultiSteps):

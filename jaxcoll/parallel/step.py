@@ -399,8 +399,8 @@ def data_parallel_train_step(
     with parameters that are split has `state.specs` in the place of the state's `P()`.
 
     Args:
-        model: a Flax linen or NNX module, a pair `(init, apply)`, or what `jaxcoll.fully_shard`
-            returned, as in `create_train_state`.
+        model: a Flax linen or NNX module, a function that makes an NNX module, a pair
+            `(init, apply)`, or what `jaxcoll.fully_shard` returned, as in `create_train_state`.
         loss_fn: `(outputs, batch) -> loss`, of what a device has. A scalar counts every device
             alike; `(loss_sum, weight_sum)` is exact where they have different weights; where all
             weights are 0, gradients are 0 and the loss is NaN. A dict reports further metrics
