@@ -1,6 +1,8 @@
 """Moving a tree of arrays from one layout to another."""
 
 import dataclasses
+import functools as ft
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,10 +33,11 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
         ValueError: specs of another structure, an axis that the mesh lacks, a dimension that can't
             be split so, or no mesh; the text names the leaf.
 
-    Cost: what differs travels, device to device, one leaf after the other. Memory on a device: its
-        parts in the old and in the new layout, and at most twice the whole of the largest leaf.
-        Where the zeros that `jaxcoll.fully_shard` stores change, or how `jaxcoll.pipelined` stores
-        layers, such parameters and moments lie there once more, as `TrainState.unpadded` says.
+    Cost: what differs travels, one leaf after the other: device to device, and to other devices
+        over the host. Memory on a device: its parts in the old and in the new layout, and at most
+        twice the whole of the largest leaf. Where the zeros that `jaxcoll.fully_shard` stores
+        change, or how `jaxcoll.pipelined` stores layers, such parameters and moments lie there once
+        more, as `TrainState.unpadded` says.
     """
     call = "reshard"
     if isinstance(state, TrainState) and isinstance(new_specs, TrainState):
@@ -68,12 +71,24 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
 
 
 def _moved(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Returns a leaf elsewhere; a copy even where nothing moves, for a step may donate it."""
-    if sharding.is_fully_addressable:
-        return jax.device_put(leaf, sharding, may_alias=False)
-    moved = jax.device_put(leaf, sharding)
-    is_same = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-    return jax.jit(jnp.copy)(moved) if is_same else moved
+    """Returns a leaf elsewhere, in memory of its own even where nothing moves.
+
+    A step may donate it. `jax.device_put` alone shares what lies right already, whatever
+    `may_alias` says, and keeps the whole leaf on the host as long as the old array lives.
+    """
+    old = leaf.sharding if isinstance(leaf, jax.Array) else None
+    if isinstance(old, NamedSharding) and _devices(old.mesh) == _devices(sharding.mesh):
+        return _copy_to(sharding)(leaf)
+    return jax.device_put(jax.jit(jnp.copy)(leaf), sharding)
+
+
+def _devices(mesh: Any) -> list[Any]:
+    return list(mesh.devices.flat)
+
+
+@ft.lru_cache(maxsize=128)  # leaves of one shape and layout share a program
+def _copy_to(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(jnp.copy, out_shardings=sharding)
 
 
 _HOW = ("zero", "split", "pipe", "layers", "axes", "kind")
