@@ -67,8 +67,12 @@ def synchronize(
 
     Compression is for what travels between hosts: the ranks of a host add their gradients in full
     precision, and each sends its share of the sum. Where all ranks are on one host it is off, and a
-    line of the log says so; so it is under `optax.MultiSteps`. Parameters must not be split over
-    other axes then.
+    line of the log says so. Parameters must not be split over other axes then.
+
+    Inside of `optax.MultiSteps` a step sums all micro-batches in full precision: what is trained is
+    right, but compression is off, and a line of the log says so. Before it, as
+    `optax.chain(synchronize(...), optax.MultiSteps(...).gradient_transformation())`, every
+    micro-batch is compressed. `accumulate=` of the step communicates once for all of them.
 
     Args:
         axis_name: the mapped axis, or axes, over which the batch is split.
@@ -184,8 +188,9 @@ def check_synchronizers(call: str, opt_state: Any, is_split: bool) -> None:
         )
     if compressed and not synchronizes(opt_state):
         logger.warning(
-            "jaxcoll: %s: compression=%r is off under optax.MultiSteps, which adds whole sums: "
-            "use accumulate= of the step instead",
+            "jaxcoll: %s: compression=%r is off under optax.MultiSteps, which adds what the step "
+            "has summed in full: use accumulate= of the step instead, or put it before, "
+            "optax.chain(synchronize(...), optax.MultiSteps(...).gradient_transformation())",
             *(_CALL, compressed[0].compression),
         )
 
