@@ -95,9 +95,14 @@ def prepare(num_devices: int) -> None:
     config._on_change("timeout_s", follow)
 
 
-def _warn_of_xla_limit(timeout_s: float | None) -> None:
+def xla_limit_s() -> int:
+    """Returns after how long XLA ends a process that waits in a collective of its own."""
     found = re.findall(rf"{_XLA_TERMINATE}=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    limit_s = int(found[-1]) if found else _XLA_TERMINATE_S
+    return int(found[-1]) if found else _XLA_TERMINATE_S
+
+
+def _warn_of_xla_limit(timeout_s: float | None) -> None:
+    limit_s = xla_limit_s()
     if limit_s < (_FOR_EVER_S if timeout_s is None else timeout_s):
         logger.warning(
             "jaxcoll: config.timeout_s = %s: XLA ends a process that waits for %d s in one of its "

@@ -15,6 +15,7 @@ from jaxcoll import _compat, _native
 from jaxcoll._config import config, logger
 from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, errors, stacks
+from jaxcoll.diagnosis.standstill import Standstill
 
 _PERIOD_S = 0.2
 _FIRST_PERIOD_S = 0.01
@@ -42,6 +43,7 @@ class _Watcher(threading.Thread):
         self._failure = self._seen_failure()
         self._num_asked = core.dumps_asked()
         self._pid = os.getpid()
+        self._standstill = Standstill()
         self._lock = threading.Lock()
         core.dump_on_signal()
         dumps.tell_engine()
@@ -62,8 +64,11 @@ class _Watcher(threading.Thread):
 
     def _look(self) -> None:
         question = self._core.question()
-        self._core.tell(*stacks.look(), question)
+        seen = stacks.look()
+        self._core.tell(*seen, question)
         self._dump_what_is_due()
+        if (text := self._standstill.look(seen, time.monotonic())) is not None:
+            logger.error("%s\n%s", text, self._dumped())
 
     def _dumped(self) -> str:
         """Dumps, and says where."""

@@ -9,7 +9,6 @@
 #include <vector>   // std::vector
 
 #include "host/recorder.h"
-#include "host/watchdog.h"
 #include "ranks.h"
 #include "testing.h"
 

@@ -1,0 +1,84 @@
+"""A wait in one of XLA's own collectives, which the engine knows nothing of."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from checks import native_missing
+
+from jaxcoll.diagnosis import black_box, standstill
+from jaxcoll.diagnosis.stacks import Look
+
+AWAITS = Look(black_box.AWAITING, "the stack", 0)
+LIMIT_S = 10.0
+
+# A rank's part of a result fails; to read it starts a collective of XLA's, in which one stands alone.
+STANDS = """
+import os, threading
+import jaxcoll
+jaxcoll.config.timeout_s = 0.5
+jaxcoll.simulate_cpu_devices(2)
+import jax, jax.numpy as jnp
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+f = jax.jit(jax.shard_map(
+    lambda x: jax.lax.cond(x.sum() > 0, lambda x: jaxcoll.all_reduce(x, "x"), lambda x: x, x),
+    mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False))
+threading.Timer(9, os._exit, [3]).start()
+y = f(jnp.array([1.0, 0.0]))
+try:
+    float(y[0])
+except Exception:
+    print(f(jnp.array([1.0, 2.0])))
+"""
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Of a process in which nothing else runs, looked at five times a second."""
+    monkeypatch.setattr(standstill, "_is_any_thread_busy", lambda: False)
+    monkeypatch.setattr(standstill, "_is_in_a_call", lambda: False)
+    monkeypatch.setattr(standstill.config, "_timeout_s", LIMIT_S)
+
+    def look(seconds: float, *, seen: Look = AWAITS, period_s: float = 0.2) -> list[float]:
+        """Returns when something was said."""
+        found, now = standstill.Standstill(), 0.0
+        said = []
+        while (now := now + period_s) < seconds:
+            if found.look(seen, now) is not None:
+                said.append(now)
+        return said
+
+    return look
+
+
+def test_a_wait_is_reported_once(waits):
+    (when,) = waits(60)
+    assert LIMIT_S < when < LIMIT_S + 5
+
+
+def test_what_is_no_standstill(waits, monkeypatch):
+    assert not waits(60, seen=AWAITS._replace(callbacks=1))
+    assert not waits(60, seen=AWAITS._replace(phase=black_box.PYTHON))
+    assert not waits(60, period_s=3.0)  # as a process that hardly gets its turns
+    with monkeypatch.context() as patch:
+        patch.setattr(standstill, "_is_in_a_call", lambda: True)
+        assert not waits(60)
+    monkeypatch.setattr(standstill, "_is_any_thread_busy", lambda: True)
+    assert not waits(60)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(native_missing() is not None, reason="the errors of the engine lead there")
+def test_it_is_said_before_the_limit_of_xla(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", STANDS],
+        env={**os.environ, "JAXCOLL_DUMP_DIR": str(tmp_path), "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3, done.stderr
+    assert "It may stand in a collective of XLA's own, which ends the process 40 s" in done.stderr
+    assert "all_reduce over" in done.stderr
+    assert (tmp_path / "process_0.json").exists()
