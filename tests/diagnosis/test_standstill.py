@@ -13,7 +13,7 @@ from jaxcoll.diagnosis.stacks import Look
 AWAITS = Look(black_box.AWAITING, "the stack", 0)
 LIMIT_S = 10.0
 
-# A rank's part of a result fails; to read it starts a collective of XLA's, in which one stands alone.
+# Part of a result fails; to read it starts a collective of XLA's, in which one rank stands alone.
 STANDS = """
 import os, threading
 import jaxcoll
