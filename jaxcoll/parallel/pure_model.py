@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll._sharding import leaf_name
+from jaxcoll.parallel.one_library import check_one_library
 from jaxcoll.parallel.partitioned import Partitioned
 from jaxcoll.parallel.pipe import Pipe
 from jaxcoll.parallel.zero import Zero
@@ -42,15 +43,14 @@ def as_pure(call: str, model: Any) -> PureModel:
     """Returns a linen module, an NNX module or what makes one, or a pair `(init, apply)`, as pure.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is none of these, or a module of one library that holds one of the other.
         ValueError: a function that makes no new NNX module.
     """
     if isinstance(model, PureModel):
         return model
-    if isinstance(model, nn.Module):
-        return _of_linen(model)
-    if isinstance(model, nnx.Module):
-        return _of_nnx(model)
+    if isinstance(model, nn.Module | nnx.Module):
+        check_one_library(call, model)
+        return _of_linen(model) if isinstance(model, nn.Module) else _of_nnx(model)
     if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
         init, apply = model
         return PureModel(
@@ -150,6 +150,7 @@ def _checked(call: str, make: Callable[[], Any]) -> nnx.Module:
                 f"{leaf.dtype}{list(leaf.shape)}, was there before. Make it in the function, or "
                 "pass the module itself."
             )
+    check_one_library(call, module)
     return module
 
 

@@ -192,7 +192,7 @@ void ARankThatDoesNotCome(Context& context) {
   RunThreads(context, 2, [&](std::size_t rank) {
     Values values(4);
     const Status status = group[rank].Call(sum, values.data(), values.data());
-    Check(status.message.find("all_reduce of XLA (sum): int32[4], devices 100-102") !=
+    Check(status.message.find("all_reduce of XLA (sum): int32[4] (16 bytes), devices 100-102") !=
                   std::string::npos &&
               status.message.find("for rank 2") != std::string::npos,
           "the error names the call and the rank: " + status.message);
