@@ -25,7 +25,7 @@ from jaxcoll import _compat, _crossovers, _door, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
 from jaxcoll._steps import await_steps
-from jaxcoll.diagnosis import black_box, dumps, errors, watcher
+from jaxcoll.diagnosis import black_box, dumps, watcher
 
 # A lane for each call that may be open at once, see csrc/host/job.h; JAX keeps at most 32
 # executions of a device in flight.
@@ -74,26 +74,18 @@ def reset() -> None:
         ...     jaxcoll.reset()
         ...     state = restore(checkpoint)
     """
-    core = _native.core()
     if _compat.process_id_and_count()[1] == 1:
         await_steps()
-        _forget_failures(core)
+        watcher.forget_failures()
         if _door.is_open():
             _door.reset()
         return
     if not _state.attachments:
         raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
     await_steps()  # none of them may meet a step of the time after
-    _forget_failures(core)
+    watcher.forget_failures()  # who resets knows of them
     attach("reset")
     _door.reset()
-
-
-def _forget_failures(core: Any) -> None:
-    """Who resets knows what has failed: the end of the process need not repeat it."""
-    if core is not None:
-        for text in [*core.failures(0), core.job_failure() or ""]:
-            errors.note_seen(text)
 
 
 def attach(call: str = "initialize") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import jax
 
-from jaxcoll._config import config, logger
+from jaxcoll._config import DEFAULT_TIMEOUT_S, config, logger, timeout_from
 
 # XLA's own limit on the waits of its own collectives, after which it ends the process.
 _XLA_TERMINATE = "--xla_cpu_collective_call_terminate_timeout_seconds"
@@ -81,16 +81,16 @@ def expected_devices() -> int:
 
 def prepare(num_devices: int) -> None:
     """Sets what this process needs before JAX starts; until then `config.timeout_s` counts."""
-    ours: set[str] = set()
+    # Also those of `jaxcoll run`, for what was set when it began.
+    ours = set(_limits(timeout_from(os.environ, "JAXCOLL_TIMEOUT_S", DEFAULT_TIMEOUT_S)))
 
     def follow(timeout_s: float | None) -> None:
-        if jax_has_started():
-            _warn_of_xla_limit(timeout_s)
-            return
-        kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag not in ours]
-        needed = needed_environment(num_devices, {**os.environ, "XLA_FLAGS": " ".join(kept)})
-        ours.update(set(needed["XLA_FLAGS"].split()) - set(kept))
-        os.environ.update(needed)
+        if not jax_has_started():
+            kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag not in ours]
+            needed = needed_environment(num_devices, {**os.environ, "XLA_FLAGS": " ".join(kept)})
+            ours.update(set(needed["XLA_FLAGS"].split()) - set(kept))
+            os.environ.update(needed)
+        _warn_of_xla_limit(timeout_s)
 
     config._on_change("timeout_s", follow)
 
@@ -122,17 +122,25 @@ def needed_environment(num_devices: int, environment: Mapping[str, str]) -> dict
     # many again for a second Python thread that launches.
     threads = 4 * num_devices + (os.cpu_count() or 1)
     flags = environment.get("XLA_FLAGS", "").split()
-    ours_s = _FOR_EVER_S if config.timeout_s is None else math.ceil(config.timeout_s)
-    for name, seconds in (
-        ("--xla_cpu_collective_call_warn_stuck_timeout_seconds", ours_s + ours_s // 2),
-        (_XLA_TERMINATE, 2 * ours_s),
-    ):
-        if not any(flag.startswith(name) for flag in flags):
-            flags.append(f"{name}={max(seconds, _XLA_TERMINATE_S)}")
+    for limit in _limits(config.timeout_s):
+        if not any(flag.startswith(limit.partition("=")[0]) for flag in flags):
+            flags.append(limit)
     return {
         "PJRT_NPROC": str(max(threads, _int_of("PJRT_NPROC", environment))),
         "XLA_FLAGS": " ".join(flags),
     }
+
+
+def _limits(timeout_s: float | None) -> list[str]:
+    """Returns the flags with limits of XLA's own collectives beyond ours."""
+    ours_s = _FOR_EVER_S if timeout_s is None else math.ceil(timeout_s)
+    return [
+        f"{name}={max(seconds, _XLA_TERMINATE_S)}"
+        for name, seconds in (
+            ("--xla_cpu_collective_call_warn_stuck_timeout_seconds", ours_s + ours_s // 2),
+            (_XLA_TERMINATE, 2 * ours_s),
+        )
+    ]
 
 
 def threads_problem(num_devices: int) -> str | None:

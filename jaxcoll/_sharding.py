@@ -45,7 +45,7 @@ def fitted(sharding: NamedSharding, shape: Sequence[int], dimension: int) -> Nam
         to = dimension if is_as_before else divisible_dimension(shape, size, taken=taken)
         if to is not None:
             spec[to] = axes
-    return NamedSharding(sharding.mesh, P(*spec))
+    return NamedSharding(sharding.mesh, P(*spec), memory_kind=sharding.memory_kind)
 
 
 def check_divisible(

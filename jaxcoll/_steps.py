@@ -16,10 +16,12 @@ _here = _Here()
 def await_steps() -> None:
     """Waits for programs whose results are still held, however they end."""
     _here.awaits = True
-    for array in jax.live_arrays():
-        with contextlib.suppress(Exception):
-            array.block_until_ready()
-    _here.awaits = False
+    try:
+        for array in jax.live_arrays():
+            with contextlib.suppress(Exception):
+                array.block_until_ready()
+    finally:  # an interrupt, say
+        _here.awaits = False
 
 
 def awaits_here() -> bool:

@@ -201,17 +201,18 @@ BlackBox::Told BlackBox::stack() const {
   return told;  // torn where the process died while it wrote: better than nothing
 }
 
-void BlackBox::AskForStack(std::int64_t limit_ns) const {
+bool BlackBox::AskForStack(std::int64_t limit_ns) const {
   const std::uint64_t question = header_->asked.fetch_add(1, std::memory_order_acq_rel) + 1;
   const std::int64_t since_ns = NowNs();
   if (since_ns - header_->beat_ns.load(std::memory_order_acquire) > kDeafNs) {
-    return;
+    return false;
   }
   const timespec nap{.tv_sec = 0, .tv_nsec = kLookNs};
   while (header_->told.load(std::memory_order_acquire) < question &&
          NowNs() - since_ns < limit_ns) {
     nanosleep(&nap, nullptr);
   }
+  return header_->told.load(std::memory_order_acquire) >= question;
 }
 
 void BlackBox::DumpOnSignal(int number) const {

@@ -126,7 +126,8 @@ class BlackBox {
   };
   [[nodiscard]] Told stack() const;
   /// Asks for a stack of this moment and waits for it, if the process looks after itself; bounded.
-  void AskForStack(std::int64_t limit_ns) const;
+  /// Whether it came.
+  bool AskForStack(std::int64_t limit_ns) const;
 
   /// Has the process dump when it gets the signal, unless something else is to happen then.
   void DumpOnSignal(int number) const;

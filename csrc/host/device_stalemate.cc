@@ -15,6 +15,7 @@
 #include "core/clock.h"
 #include "host/black_box.h"
 #include "host/diagnosis.h"
+#include "host/job.h"
 #include "host/recorder.h"
 #include "host/stalemate.h"
 #include "host/watchdog.h"
@@ -35,12 +36,15 @@ constexpr std::int64_t kAnswerNs = 1'000'000'000;
 bool IsAnyThreadBusy() {
   const std::string own = std::to_string(gettid());
   std::error_code error;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) {
-    std::ifstream file(task.path() / "stat");
+  std::filesystem::directory_iterator task("/proc/self/task", error);
+  for (const std::filesystem::directory_iterator end; !error && task != end;
+       task.increment(error)) {
+    std::ifstream file(task->path() / "stat");
     const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     const std::size_t name_end = text.rfind(')');  // a name may hold anything
-    const char state = name_end + 2 < text.size() ? text[name_end + 2] : 'S';
-    if ((state == 'R' || state == 'D') && task.path().filename() != own) {
+    // One that can't be read may be busy, or is no more.
+    const char state = name_end + 2 < text.size() ? text[name_end + 2] : 'R';
+    if ((state == 'R' || state == 'D') && task->path().filename() != own) {
       return true;
     }
   }
@@ -51,9 +55,12 @@ bool IsAnyThreadBusy() {
 bool MayBeStuck(std::int64_t now_ns) {
   const BlackBox& box = BlackBox::Get();
   const auto phase = static_cast<Phase>(box.header().phase.load(std::memory_order_acquire));
+  const std::int64_t compile_timeout_ns = Watchdog::Get().compile_timeout_ns();
+  const std::shared_ptr<Session> session = Job::Get().session();
   return phase != Phase::kUnknown && phase != Phase::kCallback &&
          box.header().callbacks.load(std::memory_order_relaxed) == 0 &&
-         !box.IsExcused(now_ns, Watchdog::Get().compile_timeout_ns());
+         !box.IsExcused(now_ns, compile_timeout_ns) &&
+         (session == nullptr || !session->IsAnyoneExcused(now_ns, compile_timeout_ns));
 }
 
 // Why the last call of a device failed, if it did, after `opened_ns`. JAX starts nothing on it that
@@ -135,6 +142,7 @@ void DeviceStalemate::End(const std::vector<CallSite::UnderWay>& calls, std::int
   if (stuck.empty() || !MayBeStuck(now_ns) || now_ns - last_look_ns_ > kLateNs) {
     num_looks_ = stuck.empty() ? 0 : 1;
     num_busy_ = 0;
+    was_asked_ = false;
     last_look_ns_ = now_ns;
     return;
   }
@@ -147,18 +155,27 @@ void DeviceStalemate::End(const std::vector<CallSite::UnderWay>& calls, std::int
     return;
   }
   const bool is_idle = num_busy_ <= kMostBusyLooks;
-  num_looks_ = 1;
   num_busy_ = 0;
   if (!is_idle) {
+    num_looks_ = 1;
+    was_asked_ = false;
     return;
   }
-  BlackBox::Get().AskForStack(kAnswerNs);  // what was seen of callbacks may be old
-  last_look_ns_ = NowNs();
-  if (!MayBeStuck(last_look_ns_)) {
+  if (!was_asked_) {  // what was seen of callbacks may be old; the next look decides
+    was_asked_ = BlackBox::Get().AskForStack(kAnswerNs);
+    num_looks_ = was_asked_ ? kLooks : 1;
+    last_look_ns_ = NowNs();
     return;
   }
-  const auto cause = failed.empty() ? std::make_shared<const Status>(Internal(Text(calls, stuck)))
-                                    : failed.begin()->second;
+  num_looks_ = 0;
+  was_asked_ = false;
+  std::shared_ptr<const Status> cause;
+  for (const auto& [device, failure] : failed) {
+    cause = cause == nullptr && stuck.count(device) > 0 ? failure : cause;
+  }
+  if (cause == nullptr) {
+    cause = std::make_shared<const Status>(Internal(Text(calls, stuck)));
+  }
   for (const CallSite::UnderWay& each : calls) {
     if (std::any_of(each.arrived.begin(), each.arrived.end(),
                     [&](const CallSite::Place& place) { return stuck.count(place.device) > 0; })) {

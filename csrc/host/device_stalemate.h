@@ -14,7 +14,8 @@ namespace jaxcoll {
 /// Also those that have waited since before the last call of another device failed: that one does
 /// not get what their program needs. Devices may come to calls of several programs in any order:
 /// nothing is said while anything of this process could be a device on its way to a call, because
-/// it computes or would if it got its turn, or is in a callback.
+/// it computes or would if it got its turn, or is in a callback. A device that sleeps in somebody
+/// else's handler is not seen.
 class DeviceStalemate {
  public:
   /// Fails the calls in which devices have waited for one another for a second or so, and will for
@@ -27,8 +28,9 @@ class DeviceStalemate {
 
  private:
   std::int64_t last_look_ns_ = 0;
-  int num_looks_ = 0;  // since there is a suspicion
-  int num_busy_ = 0;   // of those
+  int num_looks_ = 0;       // since there is a suspicion
+  int num_busy_ = 0;        // of those
+  bool was_asked_ = false;  // the watch in Python, for what it sees now
 };
 
 }  // namespace jaxcoll

@@ -52,8 +52,9 @@ void Watchdog::SetTimeout(std::int64_t timeout_ns) {
 void Watchdog::FailRun(std::int64_t run, std::shared_ptr<const Status> cause, bool is_told) {
   {
     const std::lock_guard<std::mutex> lock(failed_mutex_);
-    for (const FailedRun& failed : failed_) {
+    for (FailedRun& failed : failed_) {
       if (failed.run == run) {
+        failed.is_told = failed.is_told || is_told;
         return;
       }
     }

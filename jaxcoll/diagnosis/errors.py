@@ -65,7 +65,8 @@ class ErrorInfo:
             one name can't be told apart; None as for `op`.
         execution: which execution of that call it was, from 1: in a job of several processes since
             they attached, else in the run of the program.
-        waited_s: seconds until the error.
+        waited_s: seconds until the error, since the last time that there was a reason to wait for
+            somebody: it compiled, or paused.
         limit_s: the limit, where that was the reason.
         arrived: ranks of the group that had come.
         missing: those that had not.
@@ -181,7 +182,13 @@ def note_unseen(text: str) -> None:
 
 def unseen() -> list[str]:
     """Returns the errors of which the user does not know."""
-    return list(_unseen.values())
+    return [text for line, text in _unseen.items() if line not in _seen]
+
+
+def forget() -> None:
+    """Forgets all that has failed: what fails from now on may have the same text."""
+    _seen.clear()
+    _unseen.clear()
 
 
 def _line(text: str) -> str:

@@ -20,7 +20,7 @@ _COMPILES = (
     "compiler.py",
     *(os.path.join("interpreters", name) for name in ("mlir.py", "partial_eval.py")),
 )
-_CALLS_BACK = ("callback.py", "python_callback.py")
+_CALLS_BACK = ("buffer_callback.py", "callback.py", "python_callback.py")
 _AWAITS = ("api.py", "array.py")
 _AWAITING = ".block_until_ready("
 _NOT_THE_USERS = (os.path.join(_OWN, "_launched.py"), "<frozen runpy>")

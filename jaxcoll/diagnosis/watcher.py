@@ -24,15 +24,27 @@ _JOIN_S = 2.0
 _GAP_S = 0.05
 
 
-@ft.cache
 def start() -> None:
     """Looks after this process from now on; without the extension it does nothing."""
+    _started()
+
+
+def forget_failures() -> None:
+    """Has what has failed so far make the process's end no error."""
+    if (watcher := _started()) is not None:
+        watcher.forget_failures()
+
+
+@ft.cache
+def _started() -> "_Watcher | None":
     core = _native.core()
-    if core is not None:
-        watcher = _Watcher(core)
-        _compat.on_runtime_error(errors.note_raised)
-        watcher.start()
-        atexit.register(watcher.end)
+    if core is None:
+        return None
+    watcher = _Watcher(core)
+    _compat.on_runtime_error(errors.note_raised)
+    watcher.start()
+    atexit.register(watcher.end)
+    return watcher
 
 
 class _Watcher(threading.Thread):
@@ -88,9 +100,15 @@ class _Watcher(threading.Thread):
         # Where the job has failed, what fails after that is no news.
         news = 1 if failure[1] else 0
         if failure[news] != before[news]:
-            dumps.after_failure(failure[1] or failures[-1])
+            dumps.after_failure(failure[1] or "".join(failures[-1:]))
         elif asked != asked_before:
             logger.warning("jaxcoll: %s", self._dumped() or "no dump: JAXCOLL_DUMP_DIR=none")
+
+    def forget_failures(self) -> None:
+        """Looks, and takes what there is for known."""
+        with self._lock:
+            self._look()
+            errors.forget()
 
     def _await_open_calls(self) -> None:
         """Waits until this process has not been in a call for a while, at most until deadlines."""

@@ -104,12 +104,12 @@ def _stored_for(state: TrainState, specs: TrainState) -> TrainState:
     """Returns a state in the model's shapes with the zeros that another layout stores."""
 
     def pad(leaf: jax.Array, dim: SplitDim) -> jax.Array:
-        is_plain = leaf.shape[dim.index : dim.index + 1] == (dim.size,)
-        return rearranged(leaf, SplitDim.padded, dim, dim.index) if is_plain else leaf
+        changes = leaf.shape[dim.index : dim.index + 1] == (dim.size,) and dim.is_padded
+        return rearranged(leaf, SplitDim.padded, dim, dim.index) if changes else leaf
 
     def arrange(leaf: jax.Array, layers: Layers) -> jax.Array:
-        is_plain = leaf.shape[:1] == (layers.count,)
-        return rearranged(leaf, Layers.arranged, layers, 0) if is_plain else leaf
+        changes = leaf.shape[:1] == (layers.count,) and not layers.is_as_stored
+        return rearranged(leaf, Layers.arranged, layers, 0) if changes else leaf
 
     if specs.layers:
         state = map_params(state, specs.layers, arrange, arrange)

@@ -174,7 +174,8 @@ def create_train_state(
             are whole before; those of a function, such as `lambda: Model(rngs=nnx.Rngs(0))`, are
             made in their parts, which its own `out_sharding` says beside the rest.
         optimizer: of Optax.
-        rng: a key of `jax.random.key`; makes the first parameters, and stays for dropout.
+        rng: a key of `jax.random.key`; makes the first parameters, but those of NNX modules, whose
+            own `Rngs` do; and stays for dropout.
         batch: an example; only the shapes and dtypes of its inputs matter.
         mesh: where. Each parameter is made in its parts, as the model's `flax.linen.Partitioned`
             say; the optimizer's state lies as its parameter does. Without a mesh, everything is on

@@ -1,9 +1,11 @@
 // tests/cpp/device_stalemate_test.cc: devices that wait for one another in different calls.
+#include <atomic>      // std::atomic
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t
 #include <functional>  // std::function
 #include <memory>      // std::make_unique
 #include <string>      // std::string
+#include <thread>      // std::thread
 
 #include "core/clock.h"
 #include "failures.h"
@@ -18,7 +20,34 @@ namespace {
 constexpr std::int64_t kSoonNs = 5'000 * kMs;
 constexpr int kLongMs = 2'000;  // than it takes to see a stalemate
 
-void Tell(Phase phase) { BlackBox::Get().header().phase.store(static_cast<std::int64_t>(phase)); }
+/// Looks after this process, as Python does, and says what it is told to.
+class Watch {
+ public:
+  explicit Watch(Phase phase, std::int64_t callbacks = 0) {
+    Header().phase.store(static_cast<std::int64_t>(phase));
+    Header().callbacks.store(callbacks);
+    thread_ = std::thread([this] {
+      while (!ends_.load()) {
+        Header().beat_ns.store(NowNs());
+        Header().told.store(Header().asked.load());
+        SleepMs(5);
+      }
+    });
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+  ~Watch() {
+    ends_.store(true);
+    thread_.join();
+    Header().beat_ns.store(0);
+  }
+
+  static BlackBox::Header& Header() { return BlackBox::Get().header(); }
+
+ private:
+  std::atomic<bool> ends_{false};
+  std::thread thread_;
+};
 
 /// Rank 0 calls one thing, rank 1 another, in one run; what both are told.
 std::string Mismatch(Context& context, const std::function<void(Errors&)>& meanwhile) {
@@ -40,7 +69,7 @@ std::string Mismatch(Context& context, const std::function<void(Errors&)>& meanw
 }
 
 void DifferentCallsFailAll(Context& context) {
-  Tell(Phase::kAwaiting);
+  const Watch watch(Phase::kAwaiting);
   const std::int64_t start_ns = NowNs();
   const std::string text = Mismatch(context, [](Errors&) {});
   context.Expect(NowNs() - start_ns < kSoonNs, "soon, though the limit is infinite");
@@ -52,36 +81,35 @@ void DifferentCallsFailAll(Context& context) {
 
 /// Who computes may be on its way.
 void NotWhileAnythingComputes(Context& context) {
-  Tell(Phase::kAwaiting);
+  const Watch watch(Phase::kAwaiting);
   Mismatch(context, [&](Errors& errors) {
     const std::int64_t until_ns = NowNs() + kLongMs * kMs;
     while (NowNs() < until_ns) {
     }
-    context.Expect(errors.texts().empty(), "nothing was said meanwhile");
+    context.Expect(errors.empty(), "nothing was said meanwhile");
   });
 }
 
 void NotInACallback(Context& context) {
-  Tell(Phase::kPython);
-  BlackBox::Get().header().callbacks.store(1);
+  const Watch watch(Phase::kPython, /*callbacks=*/1);
   Mismatch(context, [&](Errors& errors) {
     SleepMs(kLongMs);
-    context.Expect(errors.texts().empty(), "nothing was said meanwhile");
-    BlackBox::Get().header().callbacks.store(0);
+    context.Expect(errors.empty(), "nothing was said meanwhile");
+    Watch::Header().callbacks.store(0);
   });
 }
 
 void NotWhileItIsExcused(Context& context) {
-  Tell(Phase::kAwaiting);
-  BlackBox::Get().header().paused_until_ns.store(NowNs() + kLongMs * kMs);
+  const Watch watch(Phase::kAwaiting);
+  Watch::Header().paused_until_ns.store(NowNs() + kLongMs * kMs);
   Mismatch(context, [&](Errors& errors) {
     SleepMs(kLongMs - 200);
-    context.Expect(errors.texts().empty(), "nothing was said meanwhile");
+    context.Expect(errors.empty(), "nothing was said meanwhile");
   });
 }
 
 void ALateRankIsNoStalemate(Context& context) {
-  Tell(Phase::kAwaiting);
+  const Watch watch(Phase::kAwaiting);
   const Limit limit(kForever);
   const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
   const std::int64_t run = FreshRuns();
@@ -94,7 +122,7 @@ void ALateRankIsNoStalemate(Context& context) {
 
 /// Rank 1 of one run waits for rank 0, whose run fails then, and which JAX so gives nothing to do.
 void WhoWaitsForAFailedRankIsToldWhy(Context& context) {
-  Tell(Phase::kAwaiting);
+  const Watch watch(Phase::kAwaiting);
   const Limit limit(kForever);
   const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
   const Site other = MakeSite(2, OneGroup(2), std::make_unique<StampWork>());
@@ -113,7 +141,7 @@ void WhoWaitsForAFailedRankIsToldWhy(Context& context) {
 
 /// But not who comes after that: its program may need nothing of what has failed.
 void WhoComesAfterAFailureWaits(Context& context) {
-  Tell(Phase::kAwaiting);
+  const Watch watch(Phase::kAwaiting);
   const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
   const std::int64_t run = FreshRuns();
   RunRanks(context, 2, [&](std::size_t rank) { return Succeeds(*site, 2, rank, run); });

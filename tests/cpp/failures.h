@@ -34,10 +34,16 @@ class Errors {
     const std::lock_guard<std::mutex> lock(mutex_);
     texts_.push_back(std::move(text));
   }
+  /// When all ranks are done.
   const std::vector<std::string>& texts() const { return texts_; }
+  /// At any time.
+  bool empty() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return texts_.empty();
+  }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::string> texts_;
 };
 

@@ -51,7 +51,7 @@ PARALLEL_SHARED = {
     *("piecewise", "precision", "pure_model", "regions", "reshard", "shares", "splits"),
     *("stacked", "state", "step", "synchronize", "zero", "compressed_mean", "quantization"),
     *("gated", "schedules", "stages", "tick_table", "pipeline_cut", "pipeline_run", "pipe"),
-    "pipelined",
+    *("one_library", "pipelined"),
 }
 PARALLEL_COMPOSERS = {"plan", "__init__"}
 
