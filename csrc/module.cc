@@ -29,6 +29,7 @@
 #include "host/job.h"
 #include "host/recorder.h"
 #include "host/segment.h"
+#include "host/threads.h"
 #include "host/watchdog.h"
 #include "kernels/kernel_sets.h"
 #include "matmul/blas.h"
@@ -365,6 +366,9 @@ NB_MODULE(_core, m) {
       "Counts SIGUSR2 among those, unless the program does something else then.");
   m.def("frames", &Frames, nb::sig("def frames() -> dict[int, list[tuple[str, int, str]]]"),
         "What each thread of Python does, the innermost first: file, line, function.");
+  m.def(
+      "is_busy", [] { return IsAnyThreadBusy(getpid()); },
+      "Whether another thread of this process runs, or would if it got its turn.");
   m.def("end_watch", &EndWatch, nb::arg("has_failed"), nb::arg("failures"),
         "Has this process end with exit code 1 if work has failed, or more than so often.");
   m.def(

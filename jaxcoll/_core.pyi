@@ -126,6 +126,11 @@ def frames() -> dict[int, list[tuple[str, int, str]]]:
     What each thread of Python does, the innermost first: file, line, function.
     """
 
+def is_busy() -> bool:
+    """
+    Whether another thread of this process runs, or would if it got its turn.
+    """
+
 def end_watch(has_failed: bool, failures: int) -> None:
     """
     Has this process end with exit code 1 if work has failed, or more than so often.

@@ -1,16 +1,12 @@
 #include "host/device_stalemate.h"
 
-#include <unistd.h>  // gettid
+#include <unistd.h>  // getpid
 
-#include <algorithm>     // std::any_of
-#include <filesystem>    // std::filesystem::directory_iterator
-#include <fstream>       // std::ifstream
-#include <iterator>      // std::istreambuf_iterator
-#include <map>           // std::map
-#include <memory>        // std::make_shared
-#include <string>        // std::string
-#include <system_error>  // std::error_code
-#include <utility>       // std::move, std::pair
+#include <algorithm>  // std::any_of
+#include <map>        // std::map
+#include <memory>     // std::make_shared
+#include <string>     // std::string
+#include <utility>    // std::move, std::pair
 
 #include "core/clock.h"
 #include "host/black_box.h"
@@ -18,6 +14,7 @@
 #include "host/job.h"
 #include "host/recorder.h"
 #include "host/stalemate.h"
+#include "host/threads.h"
 #include "host/watchdog.h"
 
 namespace jaxcoll {
@@ -31,25 +28,6 @@ constexpr int kMostBusyLooks = 2;
 // A look that comes later says that the process was stopped, or does not get its turns.
 constexpr std::int64_t kLateNs = 4 * DeviceStalemate::kPeriodNs;
 constexpr std::int64_t kAnswerNs = 1'000'000'000;
-
-// Whether another thread of this process runs, or would if it could, or waits for a disk.
-bool IsAnyThreadBusy() {
-  const std::string own = std::to_string(gettid());
-  std::error_code error;
-  std::filesystem::directory_iterator task("/proc/self/task", error);
-  for (const std::filesystem::directory_iterator end; !error && task != end;
-       task.increment(error)) {
-    std::ifstream file(task->path() / "stat");
-    const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    const std::size_t name_end = text.rfind(')');  // a name may hold anything
-    // One that can't be read may be busy, or is no more.
-    const char state = name_end + 2 < text.size() ? text[name_end + 2] : 'R';
-    if ((state == 'R' || state == 'D') && task->path().filename() != own) {
-      return true;
-    }
-  }
-  return static_cast<bool>(error);
-}
 
 // Whether somebody looks after this process, and has not seen a reason to wait.
 bool MayBeStuck(std::int64_t now_ns) {
@@ -150,7 +128,7 @@ void DeviceStalemate::End(const std::vector<CallSite::UnderWay>& calls, std::int
     return;
   }
   last_look_ns_ = now_ns;
-  num_busy_ += IsAnyThreadBusy() ? 1 : 0;
+  num_busy_ += IsAnyThreadBusy(getpid()) ? 1 : 0;
   if (++num_looks_ <= kLooks) {
     return;
   }

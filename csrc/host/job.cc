@@ -5,6 +5,7 @@
 
 #include <algorithm>  // std::find, std::max, std::min
 #include <cerrno>     // errno
+#include <ctime>      // nanosleep, timespec
 #include <fstream>    // std::ifstream
 #include <iterator>   // std::istreambuf_iterator
 #include <sstream>    // std::istringstream
@@ -12,6 +13,7 @@
 
 #include "core/clock.h"
 #include "host/peer_memory.h"
+#include "host/threads.h"
 #include "host/watchdog.h"
 
 namespace jaxcoll {
@@ -19,6 +21,20 @@ namespace {
 
 // A process that is about to exit may still have steps in flight that reach a call.
 constexpr std::int64_t kLeavingNs = 5'000'000'000;
+// Of a process that is about to exit: a step that nobody has awaited. So many looks, since one may
+// fall between two kernels.
+bool IsComputing(std::int64_t pid) {
+  constexpr int kLooks = 10;
+  const timespec nap{.tv_sec = 0, .tv_nsec = 1'000'000};
+  for (int i = 0; i < kLooks && pid != getpid(); ++i) {
+    if (IsAnyThreadBusy(pid)) {
+      return true;
+    }
+    nanosleep(&nap, nullptr);
+  }
+  return false;
+}
+
 // Of so many lanes, one may hold a call to which others have not come: the rest is for calls that
 // these have come to, in an order of their own.
 constexpr std::size_t kLanesPerAhead = 4;
@@ -210,10 +226,9 @@ Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
   }
   if (const std::int64_t since_ns = other.leaves_since_ns.load(std::memory_order_acquire);
       since_ns != 0) {
+    const bool may_come = now_ns - since_ns <= kLeavingNs || IsComputing(pid);
     return {.state = "leaving",
-            .gone = now_ns - since_ns > kLeavingNs
-                        ? "the process has come to its end without this call"
-                        : ""};
+            .gone = may_come ? "" : "the process has come to its end without this call"};
   }
   return {.state = letter == 'T' || letter == 't' ? "stopped" : "running", .gone = ""};
 }

@@ -5,14 +5,9 @@ CPU: those of programs on `jax.lax`, and those that the compiler inserts, say to
 an array that another device failed to make. XLA ends the process after a limit of its own.
 """
 
-import contextlib
-import re
-import threading
-from pathlib import Path
-
 import jax
 
-from jaxcoll import _decisions
+from jaxcoll import _decisions, _native
 from jaxcoll._config import config
 from jaxcoll._processes import xla_limit_s
 from jaxcoll.diagnosis import black_box
@@ -46,7 +41,7 @@ class Standstill:
         if waited_s < _SHORT_S or self._is_told:
             return None
         self._looks += 1
-        self._busy += _is_any_thread_busy()
+        self._busy += _is_busy()
         limit_s = _OF_XLA * xla_limit_s()
         if config.timeout_s is not None:
             limit_s = min(limit_s, config.timeout_s + _GRACE_S)
@@ -72,12 +67,6 @@ def _is_in_a_call() -> bool:
     return box is not None and bool((box.calls()["resumed"] == 0).any())
 
 
-def _is_any_thread_busy() -> bool:
-    """Tells whether a thread other than this one runs, or would if it could, or reads a disk."""
-    for task in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            state = re.search(r"\) (\w) [^)]*$", task.read_text())
-            is_own = task.parent.name == str(threading.get_native_id())
-            if state and state[1] in "RD" and not is_own:
-                return True
-    return False
+def _is_busy() -> bool:
+    core = _native.core()
+    return core is None or core.is_busy()

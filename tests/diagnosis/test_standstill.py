@@ -36,7 +36,7 @@ except Exception:
 @pytest.fixture
 def waits(monkeypatch):
     """Of a process in which nothing else runs, looked at five times a second."""
-    monkeypatch.setattr(standstill, "_is_any_thread_busy", lambda: False)
+    monkeypatch.setattr(standstill, "_is_busy", lambda: False)
     monkeypatch.setattr(standstill, "_is_in_a_call", lambda: False)
     monkeypatch.setattr(standstill.config, "_timeout_s", LIMIT_S)
 
@@ -64,7 +64,7 @@ def test_what_is_no_standstill(waits, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(standstill, "_is_in_a_call", lambda: True)
         assert not waits(60)
-    monkeypatch.setattr(standstill, "_is_any_thread_busy", lambda: True)
+    monkeypatch.setattr(standstill, "_is_busy", lambda: True)
     assert not waits(60)
 
 

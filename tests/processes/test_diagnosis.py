@@ -149,6 +149,16 @@ def test_failed_work_that_nobody_awaits(how, code):
     assert "started" in said[0]  # and the script came to its end
 
 
+@full
+def test_who_ends_while_its_last_step_computes_is_waited_for():
+    """Beyond the five seconds in which a process that ends is expected to come to its calls."""
+    lines = run_job("leaving.py", 8, processes=2)
+    assert lines[1] == ["the end"]
+    waited, end = lines[0]
+    assert float(re.fullmatch(r"after (\d+\.\d) s", waited)[1]) > 5.5
+    assert end == "the end"
+
+
 def test_a_signal_asks_for_a_dump(tmp_path):
     """Also a process whose main thread hears nothing."""
     script = (
