@@ -4,7 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from shared import head
-from three_ways import WAYS, bars, losses_text, model_text, peaks_text, rate, ratios_text, suptitle
+from three_ways import (
+    WAYS,
+    bars,
+    losing,
+    losses_text,
+    model_text,
+    peaks_text,
+    rate,
+    ratios_text,
+    suptitle,
+)
 
 _SCHEDULE_COLORS = {"gpipe": "#b0563b", "1f1b": "#1b7837", "interleaved": "#1f6fb2"}
 GOAL = 1.10  # of a pipeline's time over that of its bubble
@@ -36,7 +46,7 @@ def _plans(result: dict[str, Any]) -> str:
             f"{ratios_text(row)} | {peaks_text(row)} | "
             f"{losses_text(row)} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *losing(result["rows"], _mesh)]) + "\n"
 
 
 def _pipelines(result: dict[str, Any]) -> str:

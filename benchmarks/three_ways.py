@@ -10,6 +10,8 @@ from shared import peak_bytes
 # Way -> what it is called, and its color. The first is ours; GSPMD: `jax.jit` of the plain step on
 # arrays with the same shardings.
 WAYS = {"auto": ("jaxcoll", "#1b7837"), "lax": ("lax", "#bbbbbb"), "GSPMD": ("GSPMD", "#7b7b9d")}
+# Of the time of the better of both, over ours.
+NOT_SLOWER = 0.95
 
 
 def windows(of: Any) -> tuple[Any, Any]:
@@ -158,6 +160,29 @@ def ratios_text(row: dict[str, Any]) -> str:
     """Returns three cells: lax / ours, what that is at most, and the better of both / ours."""
     ratio = row["ratio"]
     return f"{ratio['lax']:.2f} | {row['limit']:.2f} | {ratio['better']:.2f}"
+
+
+def losing(rows: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], str]) -> list[str]:
+    """Returns a section on the rows that are behind the better of both."""
+    lines = [
+        "",
+        f"## Below {NOT_SLOWER} of the better of both",
+        "",
+        "Where the same step on lax is no faster than ours, our calls are not the cause: what "
+        "`jax.jit` makes of the step (GSPMD) is faster than what XLA makes of one under "
+        "`jax.shard_map`.",
+        "",
+        "| row | better of both / ours | lax / ours | cause |",
+        "|---|--:|--:|---|",
+    ]
+    for row in sorted(rows, key=lambda row: row["ratio"]["better"]):
+        better, lax = row["ratio"]["better"], row["ratio"]["lax"]
+        if better < NOT_SLOWER:
+            gspmd = "GSPMD, without micro-batches" if "pipe" in row["axes"] else "GSPMD"
+            cause = gspmd if lax >= NOT_SLOWER else "not known"
+            place = f"{row['processes']} x {row['devices']}, {name_of(row)}, {model_text(row)}"
+            lines.append(f"| {place} | {better:.2f} | {lax:.2f} | {cause} |")
+    return lines
 
 
 def losses_text(row: dict[str, Any]) -> str:

@@ -4,7 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from shared import head
-from three_ways import WAYS, bars, losses_text, model_text, peaks_text, rate, ratios_text, suptitle
+from three_ways import (
+    WAYS,
+    bars,
+    losing,
+    losses_text,
+    model_text,
+    peaks_text,
+    rate,
+    ratios_text,
+    suptitle,
+)
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -32,6 +42,7 @@ def markdown(result: dict[str, Any]) -> str:
             f"{ratios_text(row)} | {peaks_text(row)} | "
             f"{losses_text(row)} |"
         )
+    lines += losing(result["rows"], lambda row: f"{_mesh(row)}, {row['strategy']}")
     return "\n".join(lines) + "\n"
 
 

@@ -155,7 +155,9 @@ def test_who_ends_while_its_last_step_computes_is_waited_for():
     lines = run_job("leaving.py", 8, processes=2)
     assert lines[1] == ["the end"]
     waited, end = lines[0]
-    assert float(re.fullmatch(r"after (\d+\.\d) s", waited)[1]) > 5.5
+    seconds = re.fullmatch(r"after (\d+\.\d) s", waited)
+    assert seconds is not None
+    assert float(seconds[1]) > 5.5
     assert end == "the end"
 
 
