@@ -22,7 +22,8 @@ def test_into_a_folder_that_is_made(tmp_path):
     assert file == tmp_path / "new" / "folder" / "process_0.json"
     dump = json.loads(file.read_text())
     assert (dump["pid"], dump["process"], dump["state"]) == (os.getpid(), 0, "running")
-    last = dict(zip(dump["calls"]["columns"], dump["calls"]["rows"][-1], strict=True))
+    calls = [dict(zip(dump["calls"]["columns"], row, strict=True)) for row in dump["calls"]["rows"]]
+    last = max(calls, key=lambda call: call["arrived"])
     (site,) = dump["sites"][str(last["site"])]
     assert site["operands"] == "f32[17]"
     assert (site["op"], site["axes"], site["bytes"]) == ("all_reduce sum", ["x"], 68)
