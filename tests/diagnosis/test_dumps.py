@@ -33,7 +33,7 @@ def test_into_a_folder_that_is_made(tmp_path):
     assert "test_dumps.py" in dump["stack"] or any(
         "test_dumps" in s for s in dump["threads"].values()
     )
-    assert doctor.report([file.parent])[1] in (0, doctor.SLOW)
+    assert doctor.report([file.parent])[0].startswith("1 process, 1 dump, ")
 
 
 def test_nowhere(monkeypatch):
