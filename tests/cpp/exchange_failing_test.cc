@@ -6,16 +6,15 @@
 #include <chrono>   // std::chrono::microseconds
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t, std::uint64_t
-#include <mutex>    // std::mutex
 #include <string>   // std::string, std::to_string
 #include <utility>  // std::move
 #include <vector>   // std::vector
 
 #include "core/clock.h"
+#include "failures.h"
 #include "host/black_box.h"
 #include "host/job.h"
 #include "host/recorder.h"
-#include "host/watchdog.h"
 #include "ops.h"
 #include "processes.h"
 #include "ranks.h"
@@ -23,47 +22,6 @@
 
 namespace jaxcoll::testing {
 namespace {
-
-constexpr std::int64_t kMs = 1'000'000;
-constexpr std::int64_t kForever = -1;
-
-/// The limit on waits, put back at the end of a test.
-class Limit {
- public:
-  explicit Limit(std::int64_t ns) { Watchdog::Get().SetTimeout(ns); }
-  Limit(const Limit&) = delete;
-  Limit& operator=(const Limit&) = delete;
-  ~Limit() { Watchdog::Get().SetTimeout(300'000 * kMs); }
-};
-
-void Contains(Context& context, const std::string& text, const std::string& part) {
-  context.Expect(text.find(part) != std::string::npos,
-                 [&] { return "expected \"" + part + "\" in: " + text; });
-}
-
-class Errors {
- public:
-  void Add(std::string text) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    texts_.push_back(std::move(text));
-  }
-  const std::vector<std::string>& texts() const { return texts_; }
-
-  /// There are `count`, all the same and with all `parts`.
-  void Expect(Context& context, std::size_t count, const std::vector<std::string>& parts) const {
-    context.Expect(texts_.size() == count, std::to_string(texts_.size()) + " errors");
-    for (const std::string& text : texts_) {
-      context.Expect(text == texts_[0], [&] { return "another text: " + text; });
-      for (const std::string& part : parts) {
-        Contains(context, text, part);
-      }
-    }
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> texts_;
-};
 
 /// Small enough that nothing is written before all have come.
 Op SmallOp() { return AllReduceOp({{DType::kF32, 33}}); }

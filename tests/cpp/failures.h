@@ -27,6 +27,11 @@ class Limit {
   ~Limit() { Watchdog::Get().SetTimeout(300'000 * kMs); }
 };
 
+inline void Contains(Context& context, const std::string& text, const std::string& part) {
+  context.Expect(text.find(part) != std::string::npos,
+                 [&] { return "expected \"" + part + "\" in: " + text; });
+}
+
 /// Errors of one test's ranks, to compare.
 class Errors {
  public:
@@ -42,15 +47,21 @@ class Errors {
     return texts_.empty();
   }
 
+  /// There are `count`, all the same and with all `parts`.
+  void Expect(Context& context, std::size_t count, const std::vector<std::string>& parts) const {
+    context.Expect(texts_.size() == count, std::to_string(texts_.size()) + " errors");
+    for (const std::string& text : texts_) {
+      context.Expect(text == texts_[0], [&] { return "another text: " + text; });
+      for (const std::string& part : parts) {
+        Contains(context, text, part);
+      }
+    }
+  }
+
  private:
   mutable std::mutex mutex_;
   std::vector<std::string> texts_;
 };
-
-inline void Contains(Context& context, const std::string& text, const std::string& part) {
-  context.Expect(text.find(part) != std::string::npos,
-                 [&] { return "expected \"" + part + "\" in: " + text; });
-}
 
 /// One call that must fail and leave the rank's result alone; its error goes to `errors`.
 inline Program Fails(CallSite& site, std::size_t num_ranks, std::size_t rank, std::int64_t run,
