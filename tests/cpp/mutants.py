@@ -621,8 +621,8 @@ MUTANTS = [
     Mutant(
         "a process that is about to exit is not waited for, for long",
         "csrc/host/job.cc",
-        "now_ns - since_ns > kLeavingNs",
-        "since_ns < 0",
+        "now_ns - since_ns <= kLeavingNs",
+        "since_ns > 0",
         ("exchange_failing", "AProcessThatLeavesIsNotWaitedFor"),
     ),
     Mutant(
