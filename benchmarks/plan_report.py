@@ -29,8 +29,9 @@ def _plans(result: dict[str, Any]) -> str:
         f"{result['rounds']} rounds, above 1 ours is faster: the same step on lax, and the better "
         "of that and of `jax.jit` of the plain step on arrays with the same shardings (GSPMD; "
         "there the batch is split over `pipe`, too, and each layer gathered). *At most*: what the "
-        "first ratio would be if our steps never stood in a call, by the engine's records; where "
-        "several devices share a core, others compute meanwhile, and it says little. *MB on a "
+        "first ratio would be if our steps never stood in a call, by the engine's records, but "
+        "where two processes are a pipeline in its bubble (1/5 of the time); where several "
+        "devices share a core, others compute meanwhile, and it says little. *MB on a "
         "device*: state, batch and temporary values, as the compiler says. The loss after all "
         "steps is compared, to 0.002.",
         "",

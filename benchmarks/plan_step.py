@@ -19,9 +19,10 @@ import pipelines
 import plan_report
 from environment import environment
 from shared import command, job, save
-from three_ways import by_gspmd, compare, placed, windows
+from three_ways import ACCUMULATED, WAYS, by_gspmd, compare, placed, windows
 
 AXES = ("pipe", "data", "fsdp", "tensor")
+MICRO_BATCHES = 4  # of pipelines
 # Width, heads, layers, windows of a step, bytes of a window.
 SMALL, LARGE = (160, 4, 4, 16, 128), (256, 4, 8, 16, 32)
 # Processes, devices of each; models. To compile takes most of the time.
@@ -49,7 +50,7 @@ def measure(of: Any, axes: dict[str, int], rounds: int) -> dict[str, Any]:
     from jaxcoll.models import TransformerLM
 
     width, heads, layers, *_ = of
-    plan = jaxcoll.ParallelPlan(axes)
+    plan = jaxcoll.ParallelPlan(axes, num_micro_batches=MICRO_BATCHES)
     axis = "tensor" if "tensor" in axes else None
     model = TransformerLM(256, layers, width, num_heads=heads, axis_name=axis, mesh=plan.mesh)
     batch = plan.shard_batch(windows(of), batch_is_global=True)
@@ -62,14 +63,23 @@ def measure(of: Any, axes: dict[str, int], rounds: int) -> dict[str, Any]:
     def make(way: str) -> tuple[Any, Any, Any]:
         step = plan.build_train_step(loss)
         state = jax.tree.map(lambda leaf: leaf.copy(), first)  # which a step is given for good
-        if way != "GSPMD":
+        if way not in ("GSPMD", ACCUMULATED):
             return jax.jit(step, donate_argnums=0), state, batch
         # The batch is split over stages, too: without that, each would compute all layers of it.
         split = jax.P(tuple(name for name in plan.mesh.axis_names if name != "tensor"))
         plain = TransformerLM(256, layers, width, num_heads=heads)
-        return by_gspmd(plain, state, placed(windows(of), NamedSharding(plan.mesh, split)))
+        arrays = placed(windows(of), NamedSharding(plan.mesh, split))
+        return by_gspmd(plain, state, arrays, MICRO_BATCHES if way == ACCUMULATED else 1)
 
-    return {"axes": axes, "model": list(of), **compare(make, rounds)}
+    ways, bubble = tuple(WAYS), 0.0
+    if "pipe" in axes:
+        # As few windows as devices would leave some of these without any.
+        if of[3] // MICRO_BATCHES >= plan.mesh.size // axes.get("tensor", 1):
+            ways += (ACCUMULATED,)
+        if jax.process_count() > 1:  # elsewhere another stage has the core meanwhile
+            schedule = jaxcoll.PipelineSchedule("1f1b", axes["pipe"])
+            bubble = schedule.bubble(MICRO_BATCHES)
+    return {"axes": axes, "model": list(of), **compare(make, rounds, ways, bubble)}
 
 
 def child(part: str, rounds: int) -> None:

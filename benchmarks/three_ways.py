@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shared import peak_bytes
@@ -10,6 +10,8 @@ from shared import peak_bytes
 # Way -> what it is called, and its color. The first is ours; GSPMD: `jax.jit` of the plain step on
 # arrays with the same shardings.
 WAYS = {"auto": ("jaxcoll", "#1b7837"), "lax": ("lax", "#bbbbbb"), "GSPMD": ("GSPMD", "#7b7b9d")}
+# For pipelines, GSPMD in as many micro-batches: tells what these cost from what else differs.
+ACCUMULATED = "GSPMD, micro-batches"
 # Of the time of the better of both, over ours.
 NOT_SLOWER = 0.95
 
@@ -32,9 +34,10 @@ def placed(arrays: Any, sharding: Any) -> Any:
     )
 
 
-def by_gspmd(model: Any, like: Any, batch: Any) -> tuple[Any, Any, Any]:
+def by_gspmd(model: Any, like: Any, batch: Any, num_micro_batches: int = 1) -> tuple[Any, Any, Any]:
     """Returns the plain step on arrays with the shardings of a state, its state and its batch."""
     import jax
+    import jax.numpy as jnp
     import optax
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
@@ -48,11 +51,24 @@ def by_gspmd(model: Any, like: Any, batch: Any) -> tuple[Any, Any, Any]:
     def train_step(state: Any, batch: Any) -> Any:
         params, opt_state = state
 
-        def loss(params: Any) -> Any:
-            logits = model.apply({"params": params}, batch[0])
-            return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+        def loss(params: Any, micro: Any) -> Any:
+            logits = model.apply({"params": params}, micro[0])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, micro[1]).mean()
 
-        value, grads = jax.value_and_grad(loss)(params)
+        def add(sums: Any, micro: Any) -> Any:
+            return jax.tree.map(jnp.add, sums, jax.value_and_grad(loss)(params, micro)), None
+
+        if num_micro_batches == 1:
+            value, grads = jax.value_and_grad(loss)(params, batch)
+        else:
+            # Every device keeps its examples: micro-batch i has the i-th part of each device's.
+            parts = [
+                x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, -1).swapaxes(0, 1)
+                for x in batch
+            ]
+            zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+            sums, _ = jax.lax.scan(add, zeros, parts)
+            value, grads = jax.tree.map(lambda x: x / num_micro_batches, sums)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), {"loss": value}
 
@@ -65,32 +81,40 @@ def by_gspmd(model: Any, like: Any, batch: Any) -> tuple[Any, Any, Any]:
     return step, (like.params, like.opt_state), batch
 
 
-def compare(make: Callable[[str], tuple[Any, Any, Any]], rounds: int) -> dict[str, Any]:
-    """Measures all ways in turn.
+def compare(
+    make: Callable[[str], tuple[Any, Any, Any]],
+    rounds: int,
+    ways: Sequence[str] = tuple(WAYS),
+    bubble: float = 0.0,
+) -> dict[str, Any]:
+    """Measures ways in turn.
 
     Args:
         make: returns a way's jitted step, `(state, batch)` to a state and metrics with a loss, and
             its state, which is donated, and its batch.
         rounds: how many.
+        ways: all of `WAYS`, and more.
+        bubble: the share of a step in which a process has nothing to do, however fast calls are.
 
     Returns:
         A row: times, ratios of rounds, bytes, and losses. `exposed` is the share of our steps in
-        which a device was in a call, `limit` what the ratio to lax would be at most if that were 0.
+        which a device was in a call, `limit` what the ratio to lax would be at most if that were
+        the bubble alone.
     """
     import jax
 
     import jaxcoll
 
     steps, peaks = {}, {}
-    for way in WAYS:
+    for way in ways:
         with jaxcoll.using(backend="lax" if way == "lax" else "auto"):
             step, state, batch = make(way)
             compiled = step.lower(state, batch).compile()
         peaks[way], steps[way] = peak_bytes(compiled), (compiled, state, batch)
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     losses = {}
     for number in range(rounds + 2):
-        for way in list(WAYS)[:: 1 if number % 2 else -1]:
+        for way in ways[:: 1 if number % 2 else -1]:
             step, state, batch = steps[way]
             begin = time.perf_counter()
             state, metrics = jax.block_until_ready(step(state, batch))
@@ -104,11 +128,12 @@ def compare(make: Callable[[str], tuple[Any, Any, Any]], rounds: int) -> dict[st
         return statistics.median(a / b for a, b in zip(times, seconds["auto"], strict=True))
 
     over_lax = over_ours(seconds["lax"])
+    more = {way: over_ours(seconds[way]) for way in ways if way not in WAYS}
     return {
         "ms": {way: 1e3 * statistics.median(times) for way, times in seconds.items()},
-        "ratio": {"lax": over_lax, "better": over_ours(better)},
+        "ratio": {"lax": over_lax, "better": over_ours(better), **more},
         "exposed": exposed,
-        "limit": over_lax / (1 - exposed),
+        "limit": over_lax / (1 - max(0.0, exposed - bubble)),
         "peak bytes": peaks,
         "losses": losses,
         "equal": max(losses.values()) - min(losses.values()) < 2e-3,
@@ -170,7 +195,8 @@ def losing(rows: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], str])
         "",
         "Where the same step on lax is no faster than ours, our calls are not the cause: what "
         "`jax.jit` makes of the step (GSPMD) is faster than what XLA makes of one under "
-        "`jax.shard_map`.",
+        "`jax.shard_map`. A pipeline works in micro-batches; then the last figure is the time of "
+        "GSPMD in as many, over ours.",
         "",
         "| row | better of both / ours | lax / ours | cause |",
         "|---|--:|--:|---|",
@@ -178,8 +204,9 @@ def losing(rows: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], str])
     for row in sorted(rows, key=lambda row: row["ratio"]["better"]):
         better, lax = row["ratio"]["better"], row["ratio"]["lax"]
         if better < NOT_SLOWER:
-            gspmd = "GSPMD, without micro-batches" if "pipe" in row["axes"] else "GSPMD"
-            cause = gspmd if lax >= NOT_SLOWER else "not known"
+            cause = "GSPMD" if lax >= NOT_SLOWER else "not known"
+            if ACCUMULATED in row["ratio"]:
+                cause += f"; in as many micro-batches {row['ratio'][ACCUMULATED]:.2f}"
             place = f"{row['processes']} x {row['devices']}, {name_of(row)}, {model_text(row)}"
             lines.append(f"| {place} | {better:.2f} | {lax:.2f} | {cause} |")
     return lines

@@ -164,6 +164,7 @@ def trained_alone(model: Any, params: Any, data: Any) -> Any:
 # ---- Values --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.product(
     model=tuple(MODELS),
     size=(1, 2, 3, 4, 8),
