@@ -1,13 +1,15 @@
 """`make_mesh` and `DeviceMeshManager`."""
 
+import dataclasses
 import re
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from jaxcoll import DeviceMeshManager, make_mesh
+from jaxcoll import DeviceMeshManager, _engine, make_mesh
 
 
 def test_sizes_and_names():
@@ -34,6 +36,51 @@ def test_axis_types():
     assert make_mesh({"a": 8}, axis_types=AxisType.Explicit).axis_types == (AxisType.Explicit,)
     types = (AxisType.Auto, AxisType.Explicit)
     assert make_mesh({"a": 2, "b": 4}, axis_types=types).axis_types == types
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One of a platform, or of a process, that is not here."""
+
+    id: int
+    process_index: int = 0
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+    coords: tuple[int, ...] = ()
+    core_on_chip: int = 0
+
+
+def ids(mesh: Any) -> list[Any]:
+    return np.vectorize(lambda device: device.id)(mesh.devices).tolist()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("aabb", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("abab", [[0, 1, 4, 5], [2, 3, 6, 7]]),  # processes that were dealt out to hosts
+        ("abba", [[0, 1, 6, 7], [2, 3, 4, 5]]),
+        ("abac", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ("", [[0, 1, 2, 3], [4, 5, 6, 7]]),  # nobody knows
+    ],
+)
+def test_host_by_host(hosts: str, expected: Any, monkeypatch: pytest.MonkeyPatch):
+    """Of four processes with two devices each: the last axis stays on a host."""
+    devices = [Device(i, process_index=i // 2) for i in range(8)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    monkeypatch.setattr(_engine, "knows_hosts", lambda: bool(hosts))
+    monkeypatch.setattr(_engine, "host_of", lambda process: hosts[process])
+    assert ids(make_mesh({"data": 2, "tensor": -1})) == expected
+    # Devices that are given keep their order.
+    assert ids(make_mesh({"data": 8}, devices=devices)) == list(range(8))
+
+
+def test_neighbors_of_a_platform():
+    """JAX knows in which order the chips of a tray are a ring."""
+    devices = [
+        Device(i, 0, "tpu", "TPU v3", (i // 2 % 2, i // 4, 0), core_on_chip=i % 2) for i in range(8)
+    ]
+    assert ids(make_mesh({"data": -1}, devices=devices)) == [0, 1, 2, 3, 6, 7, 4, 5]
 
 
 @pytest.mark.parametrize(
