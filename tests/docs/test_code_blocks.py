@@ -74,6 +74,8 @@ def test_blocks_run_and_print_what_the_page_says(page: pathlib.Path, tmp_path: p
         # Without the extension the paths differ, and with them what some blocks print.
         as_shown = not expected or native_missing() or is_as_shown(output, expected)
         assert as_shown, (code, expected, output)
+    for drawn in tmp_path.glob("*.svg"):
+        assert drawn.read_text() == (ROOT / "docs" / "images" / drawn.name).read_text(), drawn.name
 
 
 @having(commands)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from equations import GATHERS, SUMS, equations
 from flax import nnx
 from training import (
     assert_copies_are_equal,
@@ -20,7 +21,6 @@ from training import (
 )
 
 from jaxcoll import (
-    _compat,
     clip_by_global_norm,
     create_train_state,
     data_parallel_train_step,
@@ -112,19 +112,6 @@ def test_from_zeros_at_the_end_to_others():
     assert_trained_as(state.unpadded().params, plain.params)
 
 
-def count(jaxpr: Any, names: tuple[str, ...]) -> int:
-    """Returns how many equations of these primitives a program has."""
-    found = 0
-    for equation in jaxpr.eqns:
-        found += equation.primitive.name in names
-        for value in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda v: _compat.open_jaxpr(v) is not None
-        ):
-            inner = _compat.open_jaxpr(value)
-            found += count(inner, names) if inner is not None else 0
-    return found
-
-
 @pytest.mark.parametrize(
     ("stage", "accumulate", "sums", "scatters", "gathers"),
     [
@@ -147,9 +134,9 @@ def test_how_often_ranks_communicate(
         out_specs=(state.specs, jax.P()),
     )
     jaxpr = jax.make_jaxpr(mapped)(state, data).jaxpr
-    assert count(jaxpr, ("all_reduce", "psum", "psum_invariant")) == sums
-    assert count(jaxpr, ("reduce_scatter",)) == scatters
-    assert count(jaxpr, ("all_gather", "all_gather_invariant")) == gathers
+    assert len(equations(jaxpr, *SUMS)) == sums
+    assert len(equations(jaxpr, "reduce_scatter")) == scatters
+    assert len(equations(jaxpr, *GATHERS)) == gathers
 
 
 def test_parts_are_no_replicas():
