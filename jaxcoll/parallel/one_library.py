@@ -1,5 +1,6 @@
 """Modules of linen inside of NNX ones, and the other way round: what a state would not hold."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -21,11 +22,36 @@ def check_one_library(call: str, model: nn.Module | nnx.Module) -> None:
     else:
         found, kinds, remedy = _in_nnx(model), ("NNX", "linen"), "ToNNX"
     for path, inner in found:
-        raise TypeError(
-            f"{call}: model: {path}: expected what a {kinds[0]} module can hold, got the "
-            f"{kinds[1]} module {type(inner).__name__}, whose parameters would not be trained. "
-            f"Wrap it in flax.nnx.bridge.{remedy}, or write the model in one library."
-        )
+        raise _refused(call, path, inner, kinds, remedy)
+
+
+@contextlib.contextmanager
+def checked_as_it_runs(call: str, model: nn.Module) -> Iterator[None]:
+    """Does what `check_one_library` does of a linen module's inner ones while they run.
+
+    Many are made, and all are set up, no earlier. What a method makes and keeps nowhere is not
+    seen: Flax does not tell of it.
+    """
+
+    def check(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        results = method(*args, **kwargs)
+        for name, value in vars(context.module).items():
+            for inner in _modules(value):
+                if isinstance(inner, nnx.Module):
+                    path = ".".join((type(model).__name__, *context.module.path, name))
+                    raise _refused(call, path, inner, ("linen", "NNX"), "ToLinen")
+        return results
+
+    with nn.intercept_methods(check):
+        yield
+
+
+def _refused(call: str, path: str, inner: Any, kinds: tuple[str, str], remedy: str) -> TypeError:
+    return TypeError(
+        f"{call}: model: {path}: expected what a {kinds[0]} module can hold, got the {kinds[1]} "
+        f"module {type(inner).__name__}, whose parameters would not be trained. Wrap it in "
+        f"flax.nnx.bridge.{remedy}, or write the model in one library."
+    )
 
 
 def _in_linen(module: nn.Module, path: str = "") -> Iterator[tuple[str, nnx.Module]]:

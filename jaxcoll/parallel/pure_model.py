@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll._sharding import leaf_name
-from jaxcoll.parallel.one_library import check_one_library
+from jaxcoll.parallel.one_library import check_one_library, checked_as_it_runs
 from jaxcoll.parallel.partitioned import Partitioned
 from jaxcoll.parallel.pipe import Pipe
 from jaxcoll.parallel.zero import Zero
@@ -50,7 +50,7 @@ def as_pure(call: str, model: Any) -> PureModel:
         return model
     if isinstance(model, nn.Module | nnx.Module):
         check_one_library(call, model)
-        return _of_linen(model) if isinstance(model, nn.Module) else _of_nnx(model)
+        return _of_linen(call, model) if isinstance(model, nn.Module) else _of_nnx(model)
     if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
         init, apply = model
         return PureModel(
@@ -69,11 +69,12 @@ def as_pure(call: str, model: Any) -> PureModel:
     )
 
 
-def _of_linen(model: nn.Module) -> PureModel:
+def _of_linen(call: str, model: nn.Module) -> PureModel:
     flags = _training_flags(type(model).__call__)
 
     def init(rng: jax.Array, inputs: Any) -> dict[str, Any]:
-        return dict(model.init(rng, inputs, **flags))
+        with checked_as_it_runs(call, model):
+            return dict(model.init(rng, inputs, **flags))
 
     def apply(variables: dict[str, Any], inputs: Any, rng: Any, **more: Any) -> tuple[Any, Any]:
         outputs, others = model.apply(

@@ -53,6 +53,43 @@ def test_it_is_refused(kind: str):
             call(make())
 
 
+class SetUp(nn.Module):
+    """Holds a module from its first call on."""
+
+    def setup(self) -> None:
+        self.heads = [of_nnx()]
+
+    def __call__(self, x: Any) -> Any:
+        return self.heads[0](x)
+
+
+class Around(nn.Module):
+    """Makes a module in its call."""
+
+    make: Any
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        return self.make()(x)
+
+
+LATE = {
+    "set up": (SetUp(), r"SetUp\.heads: .* NNX module Linear.*ToLinen"),
+    "set up in a call": (Around(SetUp), r"Around\.SetUp_0\.heads: .* NNX module Linear"),
+    "held by what a call makes": (
+        Around(lambda: OfLinen(of_nnx())),
+        r"Around\.OfLinen_0\.head: .* NNX module Linear",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_it_is_refused_where_the_model_runs(kind: str):
+    model, text = LATE[kind]
+    with pytest.raises(TypeError, match=f"^create_train_state: model: {text}"):
+        create_train_state(model, optax.sgd(0.1), jax.random.key(0), batch())
+
+
 def test_bridges_are_not():
     def count(model: Any) -> int:
         state = create_train_state(model, optax.sgd(0.1), jax.random.key(0), batch())
