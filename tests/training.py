@@ -5,6 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -121,3 +122,15 @@ def assert_trained_as(actual: Any, expected: Any) -> None:
     ):
         bound = 1e-10 * np.abs(want).max(initial=0)
         np.testing.assert_allclose(got, want, rtol=0, atol=bound, err_msg=str(path))
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Compares all leaves to the last bit, random keys too."""
+    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        if not isinstance(want, jax.Array):
+            assert got == want
+            continue
+        assert got.dtype == want.dtype
+        is_key = jnp.issubdtype(want.dtype, jax.dtypes.prng_key)
+        pair = map(jax.random.key_data, (got, want)) if is_key else (got, want)
+        np.testing.assert_array_equal(*pair)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 from processes.run_job import job_environment
-from training import assert_trained_as, batch, mesh_of, start, train
+from training import assert_same, assert_trained_as, batch, mesh_of, start, train
 
 from jaxcoll import (
     Checkpoints,
@@ -276,12 +276,3 @@ def test_killed_at_any_moment(tmp_path: pathlib.Path):
 
 def there(folder: pathlib.Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
-
-
-def assert_same(actual: Any, expected: Any) -> None:
-    """Compares to the last bit."""
-    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert got.dtype == want.dtype
-        is_key = jnp.issubdtype(want.dtype, jax.dtypes.prng_key)
-        pair = map(jax.random.key_data, (got, want)) if is_key else (got, want)
-        np.testing.assert_array_equal(*pair)
