@@ -20,6 +20,13 @@ def test_every_family(processes: int, devices: int):
 
 
 @pytest.mark.long
+@pytest.mark.skipif(native_missing() is not None, reason="the engine across processes is native")
+def test_products_of_three_axes():
+    for said in run_job("triples.py", processes=4, devices=2, limit_s=280).values():
+        assert "all triples are right" in said, said
+
+
+@pytest.mark.long
 def test_every_family_on_lax():
     lines = run_job("families.py", processes=2, devices=2, limit_s=280, JAXCOLL_BACKEND="lax")
     for said in lines.values():

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import plans
+from compared import assert_parts, check_plan
 from jax import lax
-from training import SGD, STEPS, batch, reference, start, trained_alone
+from training import SGD, STEPS, batch, reference, start
 from world import put, say
 
 import jaxcoll
@@ -28,7 +28,6 @@ from jaxcoll import (
     sync_gradients,
 )
 from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
-from jaxcoll.parallel.pure_model import as_pure
 
 PLAIN = SimpleClassifier(num_classes=4, hidden=24)
 ADAM = optax.adamw(0.1)
@@ -45,21 +44,6 @@ def meshes(first: str, second: str) -> list[Any]:
 def local(tree: Any) -> Any:
     """Returns a tree on one device of this process."""
     return jax.device_put(tree, jax.local_devices()[0])
-
-
-def assert_parts(actual: Any, expected: Any, what: str) -> None:
-    """Compares this process's parts of a tree, leaf by leaf."""
-    actual_leaves = jax.tree_util.tree_leaves_with_path(actual)
-    for (path, got), want in zip(actual_leaves, jax.tree.leaves(expected), strict=True):
-        assert got.shape == want.shape
-        for shard in got.addressable_shards:
-            np.testing.assert_allclose(
-                shard.data,
-                np.asarray(want)[shard.index],
-                rtol=0,
-                atol=1e-10 * np.abs(want).max(initial=0),
-                err_msg=f"{what} {path}",
-            )
 
 
 def train(step: Any, state: Any, data: Any, mesh: Any, specs: Any, axes: Any) -> Any:
@@ -125,25 +109,8 @@ PLANS = [
 
 
 def products() -> None:
-    data, optimizer = plans.batch(), optax.sgd(0.3)
     for library, axes, options in PLANS:
-        what = f"{library}, {axes}"
-        fsdp = {"min_weight_size": 16, "bucket_bytes": 1000} if "fsdp" in axes else None
-        plan = jaxcoll.ParallelPlan(axes, fsdp=fsdp, **options)
-        axis = "tensor" if "tensor" in axes else None
-        make = plans.LIBRARIES[library]
-        model = make(axis, plan.mesh if axis else None)
-        state = plan.init(model, optimizer, jax.random.key(0), data)
-        first, expected, losses = trained_alone(as_pure("test", make(None, None)), data, optimizer)
-        assert_parts(state.unpadded().params, first, f"{what}, at the start,")
-        step = plan.build_train_step(ft.partial(plans.loss_fn, axis))
-        given = plan.shard_batch(data, batch_is_global=True)
-        seen = []
-        for _ in range(STEPS):
-            state, metrics = step(state, given)
-            seen.append(float(metrics["loss"]))
-        assert_parts(state.unpadded().params, expected, what)
-        np.testing.assert_allclose(seen, losses, rtol=1e-10)
+        check_plan(library, axes, **options)
 
 
 class Mlp(nn.Module):
