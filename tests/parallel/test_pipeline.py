@@ -154,6 +154,19 @@ def test_trains_as_on_one_device(
     schedule: str, grid: tuple[int, int], micro: int, more: int, library: str, optimizer: str
 ):
     """With as many layers as chunks of layers, and with some more; with few micro-batches."""
+    assert_trains_as_on_one_device(schedule, grid, micro, more, library, optimizer)
+
+
+@pytest.mark.parametrize("ranks", [3, pytest.param(7, marks=pytest.mark.full)])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_odd_numbers_of_ranks(schedule: str, ranks: int):
+    """Alone; neither their layers nor their micro-batches are a multiple of them."""
+    assert_trains_as_on_one_device(schedule, (1, ranks), 4, 1, "functions", "sgd")
+
+
+def assert_trains_as_on_one_device(
+    schedule: str, grid: tuple[int, int], micro: int, more: int, library: str, optimizer: str
+) -> None:
     data, mesh = batch(), mesh_of(data=grid[0], pipe=grid[1])
     options = SCHEDULES[schedule]
     chunks = jaxcoll.PipelineSchedule(options["schedule"], 1, options.get("num_chunks", 0))
