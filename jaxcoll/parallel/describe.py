@@ -107,7 +107,7 @@ def _of_arrays(tree: Any) -> str:
     rows, total = [], 0
     for path, leaf in _arrays(tree):
         part = leaf.sharding.shard_shape(leaf.shape)
-        there = math.prod(part) * _itemsize(leaf.dtype)
+        there = math.prod(part) * leaf.dtype.itemsize
         total += there
         spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else "one device"
         of = [str(leaf.shape), str(leaf.dtype), str(spec), str(part), f"{there:,}"]
@@ -120,10 +120,6 @@ def _arrays(tree: Any) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if getattr(leaf, "sharding", None) is not None:
             yield leaf_name(path), leaf
-
-
-def _itemsize(dtype: Any) -> int:
-    return 8 if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) else np.dtype(dtype).itemsize
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

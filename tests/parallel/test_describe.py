@@ -1,14 +1,17 @@
 """`describe` and `draw`: how meshes and arrays lie on devices."""
 
 import pathlib
+import re
 import xml.etree.ElementTree as ET
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from plans import batch, of_linen
 from training import mesh_of
 
-from jaxcoll import describe, draw, reshard
+from jaxcoll import ParallelPlan, describe, draw, reshard
 
 TREE = {"w": jnp.zeros((4, 6)), "b": jnp.zeros(6), "n": jnp.int32(1)}
 
@@ -36,6 +39,26 @@ def test_arrays():
     assert "one device" in describe(TREE)
     struct = jax.ShapeDtypeStruct((4, 6), np.float32, sharding=jax.NamedSharding(mesh, jax.P()))
     assert "(4, 6)" in describe([struct, 3])
+
+
+def test_a_state_as_the_devices_hold_it():
+    """Of three axes; its random key is longer than the usual one."""
+    plan = ParallelPlan({"pipe": 2, "fsdp": 2, "tensor": 2}, fsdp={"min_weight_size": 16})
+    model, key = of_linen("tensor", plan.mesh), jax.random.key(0, impl="rbg")
+    with jax.enable_x64(True):
+        state = plan.init(model, optax.sgd(0.1, momentum=0.9), key, batch())
+    head, *rows, total = map(re.compile(r" {2,}").split, describe(state).splitlines())
+    assert head == ["", "shape", "dtype", "spec", "on a device", "bytes there"]
+    leaves, held = jax.tree_util.tree_leaves_with_path(state), dict.fromkeys(jax.devices(), 0)
+    for row, (path, leaf) in zip(rows, leaves, strict=True):
+        assert row[0].endswith(jax.tree_util.keystr(path[-1:]))
+        assert row[1:4] == [str(leaf.shape), str(leaf.dtype), str(leaf.sharding.spec)]
+        assert len(leaf.addressable_shards) == 8
+        for shard in leaf.addressable_shards:
+            assert row[4:] == [str(shard.data.shape), f"{shard.data.nbytes:,}"]
+            held[shard.device] += shard.data.nbytes
+    assert total[0] == "all"
+    assert {*held.values()} == {int(total[1].replace(",", ""))}
 
 
 def rectangles(path: pathlib.Path) -> list[tuple[float, ...]]:
