@@ -5,6 +5,7 @@ import re
 import shlex
 
 TESTS = pathlib.Path(__file__).parent
+DOCS = TESTS.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -44,6 +45,13 @@ def named_tests(text: str) -> list[tuple[str, str]]:
             raise ValueError(f"there is no test {name}")
         found.append((match[1], match[2]))
     return found
+
+
+def pitfalls() -> list[tuple[str, str]]:
+    """Returns what goes wrong, and its tests, of each row of the table in docs/proof.md."""
+    table = (DOCS / "proof.md").read_text().partition("\n## Pitfalls")[2]
+    # The line of headings is none, and that below has no spaces.
+    return re.findall(r"^\|.* \| (.+) \| (.+) \|$", table, re.MULTILINE)[1:]
 
 
 def is_as_shown(output: str, shown: str) -> bool:

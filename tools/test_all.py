@@ -1,9 +1,9 @@
 """Runs everything that can be tested here and writes what came out to tests/RESULTS.md.
 
-The C++ layers under three builds and with each rule of the engine broken in turn; the whole Python
-suite, slow tests and whole products included, on the oldest and the newest JAX, on the native path
-and on jax.lax, and on a wheel without the extension; the release path. Ends with 1 if anything
-failed.
+The C++ layers under three builds and with each rule of the engine broken in turn; the pitfalls of
+parallel training, brought about; the whole Python suite, slow tests and whole products included, on
+the oldest and the newest JAX, on the native path and on jax.lax, and on a wheel without the
+extension; the release path. Ends with 1 if anything failed.
 
     python tools/test_all.py                           # all, an hour on two cores
     python tools/test_all.py "release path" "without"  # those named so; other rows stay
@@ -79,6 +79,8 @@ def steps(environments: list[tuple[str, pathlib.Path]]) -> list[Step]:
         for preset in ("release", "asan", "tsan")
     ]
     all_steps.append(Step("C++, broken rules", [sys.executable, "tests/cpp/mutants.py"]))
+    python = str(environments[0][1] / "bin" / "python")
+    all_steps.append(Step("Python, pitfalls brought about", [python, "tests/repo/pitfalls.py"]))
     for jax, venv in environments:
         pytest = [str(venv / "bin" / "pytest"), *SUITE]
         all_steps += [

@@ -4,12 +4,11 @@ import pathlib
 import re
 
 import pytest
-from pages import named_tests
+from pages import DOCS, named_tests, pitfalls
 
 import jaxcoll
 
 ROOT = pathlib.Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 
 
 def test_the_reference_has_every_public_name():
@@ -34,15 +33,7 @@ def test_the_errors_have_every_exception():
     assert raised - {"AttributeError"} <= listed
 
 
-# What goes wrong, and its tests; the line of headings is none, and that below has no spaces.
-PITFALLS = re.findall(
-    r"^\|.* \| (.+) \| (.+) \|$",
-    (DOCS / "proof.md").read_text().partition("\n## Pitfalls")[2],
-    re.MULTILINE,
-)[1:]
-
-
-@pytest.mark.parametrize("row", PITFALLS, ids=lambda row: row[0])
+@pytest.mark.parametrize("row", pitfalls(), ids=lambda row: row[0])
 def test_each_pitfall_has_a_test(row: tuple[str, str]):
     _, proof = row
     assert named_tests(proof)
