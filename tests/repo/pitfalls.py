@@ -270,7 +270,7 @@ MUTANTS = [
         "parallel/pipe.py",
         "            return jax.random.fold_in(rng, number)\n",
         "            return jax.random.fold_in(rng, 0 * number)\n",
-        "parallel/test_pipeline.py::test_dropout_is_that_of_micro_batches[1f1b-over0]",
+        "parallel/test_pipeline_dropout.py::test_dropout_is_that_of_micro_batches[1f1b-over0]",
     ),
     # ---- Pipelines -------------------------------------------------------------------------------
     Mutant(
@@ -279,7 +279,7 @@ MUTANTS = [
         "return lax.select(is_on, typed_like(one, is_on), typed_like(other, is_on))",
         "weight = is_on.astype(one.dtype)\n"
         "        return weight * typed_like(one, is_on) + (1 - weight) * typed_like(other, is_on)",
-        "parallel/test_pipeline.py::test_nothing_of_the_bubbles_comes_through[True-1f1b]",
+        "parallel/test_pipeline_bubbles.py::test_nothing_of_the_bubbles_comes_through[True-1f1b]",
     ),
     Mutant(
         "micro-batches: fewer than stages, no multiple of them, one, in another order",
@@ -601,7 +601,7 @@ MUTANTS = [
         "parallel/step.py",
         "            if jnp.issubdtype(leaf.dtype, jnp.inexact):\n",
         "            if False:\n",
-        "parallel/test_pipeline.py::test_models_that_cannot_be_cut",
+        "parallel/test_pipeline_models.py::test_models_that_cannot_be_cut",
     ),
     Mutant(
         "a mesh with explicit axes, by default",
