@@ -24,6 +24,7 @@ def in_float64() -> Any:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.product(
     schedule=tuple(SCHEDULES),
     grid=((1, 1), (2, 2), (1, 5), (2, 4), (1, 8)),
