@@ -369,6 +369,14 @@ NB_MODULE(_core, m) {
   m.def(
       "is_busy", [] { return IsAnyThreadBusy(getpid()); },
       "Whether another thread of this process runs, or would if it got its turn.");
+  m.def(
+      "is_anyone_excused",
+      [] {
+        const std::shared_ptr<Session> session = Job::Get().session();
+        return session != nullptr &&
+               session->IsAnyoneExcused(NowNs(), Watchdog::Get().compile_timeout_ns());
+      },
+      "Whether another process of this host compiles, or has said that it pauses.");
   m.def("end_watch", &EndWatch, nb::arg("has_failed"), nb::arg("failures"),
         "Has this process end with exit code 1 if work has failed, or more than so often.");
   m.def(

@@ -21,6 +21,8 @@ logger = logging.getLogger("jaxcoll")
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_COMPILE_TIMEOUT_S = 3600.0
+# Three years: XLA's limits, which follow, are whole seconds of 32 bits.
+MOST_TIMEOUT_S = 1e8
 
 
 def checked_backend(call: str, argument: str, value: object) -> Backend:
@@ -33,12 +35,17 @@ def checked_backend(call: str, argument: str, value: object) -> Backend:
 def _checked_timeout(call: str, argument: str, value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(
-            f"{call}: {argument}: expected a positive number of seconds, or None to wait for "
-            f"ever, got {value!r}."
-        )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= MOST_TIMEOUT_S:
+        raise ValueError(_no_timeout(call, argument, value))
     return float(value)
+
+
+def _no_timeout(call: str, argument: str, value: object) -> str:
+    return (
+        f"{call}: {argument}: expected a positive number of seconds, at most {MOST_TIMEOUT_S:.0e}, "
+        f"or None to wait for ever, got {value!r}."
+    )
 
 
 def backend_from(environment: Mapping[str, str]) -> Backend:
@@ -66,11 +73,8 @@ def timeout_from(environment: Mapping[str, str], variable: str, default: float) 
         number = float(value)
     except ValueError:
         number = -1.0
-    if not number > 0:
-        raise ValueError(
-            f"environment: {variable}: expected a positive number of seconds, or None to "
-            f"wait for ever, got {value!r}."
-        )
+    if not 0 < number <= MOST_TIMEOUT_S:
+        raise ValueError(_no_timeout("environment", variable, value))
     return number
 
 

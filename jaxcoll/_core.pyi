@@ -131,6 +131,11 @@ def is_busy() -> bool:
     Whether another thread of this process runs, or would if it got its turn.
     """
 
+def is_anyone_excused() -> bool:
+    """
+    Whether another process of this host compiles, or has said that it pauses.
+    """
+
 def end_watch(has_failed: bool, failures: int) -> None:
     """
     Has this process end with exit code 1 if work has failed, or more than so often.

@@ -1,5 +1,6 @@
 """`watch`: steps that don't finish, whichever path they take; and `allow_pause`."""
 
+import collections
 import contextlib
 import functools as ft
 import json
@@ -39,12 +40,13 @@ def watch(fn: Callable[..., Any] | None = None) -> Any:
 
     Around a block, or around a step function. Errors of the native path come from its own
     deadlines. For all else (jax.lax, several hosts, GPUs) a thread looks at what is watched: a
-    block that does not end, or a step whose results are not there, 3 s after `config.timeout_s` is
-    reported once, at level ERROR of the logger `jaxcoll`: the collectives of the program (as
-    `explain` lists them for a jitted step; else those that were lowered last), what this process
-    does in Python, and in a job of several processes which of them have begun fewer steps, and what
-    these do. Then a dump is written. A report ends nothing: XLA can't be interrupted. Time in which
-    JAX compiles does not count, nor does that of `allow_pause`.
+    block in which its thread stands still, or a step whose results are not there, 3 s after
+    `config.timeout_s` is reported once, at level ERROR of the logger `jaxcoll`: the collectives of
+    the program (as `explain` lists them for a jitted step; else those that were lowered last), what
+    this process does in Python, and in a job of several processes which of them have begun fewer
+    steps, and what these do. Then a dump is written. A report ends nothing: XLA can't be
+    interrupted. Time in which JAX compiles does not count, nor does that of `allow_pause`, of this
+    process or, where that is known, of others: on one host, or where they watch too.
 
     Args:
         fn: a step function, jitted or not. Without one this is a context manager.
@@ -98,6 +100,8 @@ def allow_pause(seconds: float) -> Iterator[None]:
         raise ValueError(f"allow_pause(seconds): expected a positive number, got {seconds!r}.")
     end = time.monotonic() + min(float(seconds), _MOST_PAUSE_S)
     watcher.start()
+    if jax.distributed.is_initialized():
+        _Thread.get()  # tells the processes that watch
     _pauses.append(end)
     _tell_pause()
     try:
@@ -135,7 +139,7 @@ def _as_collective_error() -> Iterator[None]:
 @contextlib.contextmanager
 def _block() -> Iterator[None]:
     watcher.start()
-    watched = _Watched("the watched block", _decisions.latest)
+    watched = _Block()
     _Thread.get().add(watched)
     try:
         with _as_collective_error():
@@ -155,7 +159,38 @@ class _Watched:
         self.is_reported = False
 
     def look(self) -> None:
-        """Notes whether it has ended."""
+        """Notes whether it has ended, or goes on."""
+
+
+class _Block(_Watched):
+    """A block, whose thread may stand still."""
+
+    def __init__(self) -> None:
+        super().__init__("the watched block", _decisions.latest)
+        self._clock = _clock_of_this_thread()
+        self._spent_s = 0.0
+
+    def look(self) -> None:
+        if self._clock is None:
+            return
+        try:
+            spent_s = time.clock_gettime(self._clock)
+        except OSError:  # the thread is no more
+            self.is_done = True
+            return
+        if spent_s - self._spent_s > _MOVES_S:
+            self.waited_s = 0.0
+        self._spent_s = spent_s
+
+
+# What a thread computes at least between two looks that has not stood still.
+_MOVES_S = 1e-4
+
+
+def _clock_of_this_thread() -> int | None:
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    return time.pthread_getcpuclockid(threading.get_ident())
 
 
 class _Step(_Watched):
@@ -181,12 +216,19 @@ class _Step(_Watched):
 _SMALL = 1024  # bytes
 
 
+# How many step functions of a name there are.
+_names: collections.Counter[str] = collections.Counter()
+
+
 class _Steps:
     """The calls of a step function."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
-        self._name = getattr(fn, "__name__", "step")
+        name = getattr(fn, "__name__", "step")
+        _names[name] += 1
+        # The processes of a job watch the same functions in the same order.
+        self._name = name if _names[name] == 1 else f"{name} ({_names[name]})"
         self._count = 0
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -255,10 +297,12 @@ class _Thread(threading.Thread):
             time.sleep(_LOOK_S)
             now = time.monotonic()
             phase, stack, _ = stacks.look()
-            if phase == black_box.COMPILING or now < max([0.0, *_pauses]):
+            is_excused = phase == black_box.COMPILING or now < max([0.0, *_pauses])
+            core = _native.core()
+            if is_excused or (core is not None and core.is_anyone_excused()):
                 before = now
             self._look(now - before, stack)
-            self._tell(now, phase, stack)
+            self._tell(now, phase, stack, is_excused)
             before = now
 
     def _look(self, passed_s: float, stack: str) -> None:
@@ -278,17 +322,21 @@ class _Thread(threading.Thread):
             limit_s = config.timeout_s
             is_late = limit_s is not None and each.waited_s >= limit_s + _GRACE_S
             if is_late and not each.is_reported:
+                cards = self._cards()
+                if any(card["is_excused"] for card in cards.values()):
+                    each.waited_s -= _TELL_S  # asks again then
+                    continue
                 each.is_reported = True
-                self._report(each, stack)
+                self._report(each, stack, cards)
 
-    def _report(self, watched: _Watched, stack: str) -> None:
+    def _report(self, watched: _Watched, stack: str, cards: dict[int, dict[str, Any]]) -> None:
         lines = [
             f"jaxcoll: {watched.name} has not ended within {watched.waited_s:.1f} s "
             f"(the limit is {config.timeout_s} s)",
             watched.listing(),
             "this process:",
             stack,
-            *self._behind(),
+            *self._behind(cards),
         ]
         with contextlib.suppress(RuntimeError, OSError):
             lines.append(f"dumped to {dumps.dump()}")
@@ -296,11 +344,12 @@ class _Thread(threading.Thread):
 
     # ---- The other processes ---------------------------------------------------------------------
 
-    def _tell(self, now: float, phase: int, stack: str) -> None:
+    def _tell(self, now: float, phase: int, stack: str, is_excused: bool) -> None:
         """Tells the others how far this process is, when that changes and not often."""
         if now - self._told_at < _TELL_S or not jax.distributed.is_initialized():
             return
-        card = json.dumps({"begun": self.begun, "phase": black_box.PHASES[phase], "stack": stack})
+        about = {"begun": self.begun, "phase": black_box.PHASES[phase], "stack": stack}
+        card = json.dumps({**about, "is_excused": is_excused})
         self._told_at = now
         if card != self._told:
             self._told = card
@@ -310,21 +359,24 @@ class _Thread(threading.Thread):
                     f"jaxcoll/watch/{me}", card, allow_overwrite=True
                 )
 
-    def _behind(self) -> list[str]:
-        """Says which processes have begun fewer steps than this one, and what they do."""
+    def _cards(self) -> dict[int, dict[str, Any]]:
+        """Returns what other processes have told, by process."""
         if not jax.distributed.is_initialized():
-            return []
-        me, count = _compat.process_id_and_count()
-        client = _compat.distributed_client()
+            return {}
+        me, _ = _compat.process_id_and_count()
         cards: dict[int, dict[str, Any]] = {}
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            for key, card in client.key_value_dir_get("jaxcoll/watch/"):
+            for key, card in _compat.distributed_client().key_value_dir_get("jaxcoll/watch/"):
                 cards[int(key.rpartition("/")[2])] = json.loads(card)
+        cards.pop(me, None)
+        return cards
+
+    def _behind(self, cards: dict[int, dict[str, Any]]) -> list[str]:
+        """Says which processes have begun fewer steps than this one, and what they do."""
+        me, count = _compat.process_id_and_count()
         lines = []
-        for process in range(count):
+        for process in (each for each in range(count) if each != me):
             card = cards.get(process)
-            if process == me:
-                continue
             if card is None:
                 lines.append(f"process {process} has not begun to watch a step")
                 continue

@@ -5,6 +5,7 @@
 #include <algorithm>  // std::any_of
 #include <map>        // std::map
 #include <memory>     // std::make_shared
+#include <set>        // std::set
 #include <string>     // std::string
 #include <utility>    // std::move, std::pair
 
@@ -28,6 +29,9 @@ constexpr int kMostBusyLooks = 2;
 // A look that comes later says that the process was stopped, or does not get its turns.
 constexpr std::int64_t kLateNs = 4 * DeviceStalemate::kPeriodNs;
 constexpr std::int64_t kAnswerNs = 1'000'000'000;
+// A call that is begun so soon after a failure was launched before it: whoever gets an error and
+// goes on takes longer.
+constexpr std::int64_t kLaunchedNs = 50'000'000;
 
 // Whether somebody looks after this process, and has not seen a reason to wait.
 bool MayBeStuck(std::int64_t now_ns) {
@@ -41,14 +45,16 @@ bool MayBeStuck(std::int64_t now_ns) {
          (session == nullptr || !session->IsAnyoneExcused(now_ns, compile_timeout_ns));
 }
 
-// Why the last call of a device failed, if it did, after `opened_ns`. JAX starts nothing on it that
-// needs the results of that run, as what was begun before may.
+// Why the last call of a device failed, if it did, after a call was launched that was opened at
+// `opened_ns`. JAX starts nothing on it that needs the results of that run, as what was launched
+// before may.
 std::shared_ptr<const Status> FailureSince(std::int64_t device, std::int64_t opened_ns) {
   for (const CallRecord& record : RecordsIn(BlackBox::Get(), 1)) {
     const auto at = [&](Moment moment) {
       return record.moments_ns[static_cast<std::size_t>(moment)];
     };
-    if (record.device == device && at(Moment::kResumed) > opened_ns && at(Moment::kMoved) == 0) {
+    if (record.device == device && at(Moment::kResumed) > opened_ns - kLaunchedNs &&
+        at(Moment::kMoved) == 0) {
       return Watchdog::Get().FailureOf(record.run);
     }
   }
@@ -93,17 +99,22 @@ std::set<std::int64_t> StuckDevices(const std::vector<CallSite::UnderWay>& calls
 std::string Text(const std::vector<CallSite::UnderWay>& calls,
                  const std::set<std::int64_t>& stuck) {
   std::map<std::int64_t, std::string> by_device;  // its calls
+  std::set<std::int64_t> runs;
   for (const CallSite::UnderWay& each : calls) {
     for (const CallSite::Place& place : each.arrived) {
       if (stuck.count(place.device) > 0) {
         std::string& text = by_device[place.device];
         text += (text.empty() ? " waits in " : ", and in ") + each.site->Text();
+        runs.insert(each.call.key.run);
       }
     }
   }
   std::string text;
   for (const auto& [device, waits_in] : by_device) {
     text += (text.empty() ? "device " : "; device ") + std::to_string(device) + waits_in;
+  }
+  for (const std::int64_t run : runs) {  // which tells this failure from another one like it
+    text += "; run " + std::to_string(run);
   }
   const BlackBox::Header& here = BlackBox::Get().header();
   const std::string process =

@@ -68,7 +68,8 @@ std::string LastCallText(const BlackBox& box, std::optional<std::int64_t> device
            name(*open);
   }
   if (ended != nullptr) {
-    return "last call, ended " + SecondsText(now_ns - At(*ended, Moment::kResumed)) +
+    const char* const how = At(*ended, Moment::kMoved) == 0 ? "failed " : "ended ";
+    return std::string("last call, ") + how + SecondsText(now_ns - At(*ended, Moment::kResumed)) +
            " ago: " + name(*ended);
   }
   return "no call yet";

@@ -5,7 +5,7 @@
 #include <sys/syscall.h>  // SYS_futex
 #include <unistd.h>       // syscall
 
-#include <algorithm>    // std::max
+#include <algorithm>    // std::find, std::max
 #include <ctime>        // nanosleep, timespec
 #include <optional>     // std::nullopt
 #include <string_view>  // std::string_view
@@ -447,7 +447,9 @@ void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
   std::vector<std::size_t> missing = Missing();
   for (const std::size_t seat : missing) {
     const std::string_view gone = session_->WhereIs(seat, now_ns).gone;
-    if (!gone.empty()) {
+    // It may have done its part, and ended, since it was found missing.
+    const std::vector<std::size_t> still = gone.empty() ? std::vector<std::size_t>{} : Missing();
+    if (std::find(still.begin(), still.end(), seat) != still.end()) {
       session_->segment().Fail(WaitText(waited_ns, " (" + std::string(gone) + ")"));
       return;
     }
@@ -493,14 +495,20 @@ void Exchange::AskForStacks(const std::vector<std::size_t>& seats) const {
 }
 
 std::string Exchange::WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) const {
-  std::string calls;
   if (waited_ns >= kMismatchNs) {
-    calls = FindStalemate(*session_, group_, now_ns, kMismatchNs);
+    if (Stalemate found = FindStalemate(*session_, group_, now_ns, kMismatchNs);
+        !found.seats.empty()) {
+      return found.text;
+    }
   }
-  if (waited_ns >= kStalemateNs && calls.empty()) {
-    calls = FindStalemate(*session_, std::nullopt, now_ns, kStalemateNs);
+  if (waited_ns < kStalemateNs) {
+    return "";
   }
-  return calls;
+  const Stalemate found = FindStalemate(*session_, std::nullopt, now_ns, kStalemateNs);
+  if (found.seats.empty() || MayComeToMore(*session_, found.seats, names_.compile_timeout_ns())) {
+    return "";
+  }
+  return FindStalemate(*session_, std::nullopt, NowNs(), kStalemateNs).text;  // they may have come
 }
 
 std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {

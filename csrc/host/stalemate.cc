@@ -1,15 +1,23 @@
 #include "host/stalemate.h"
 
+#include <time.h>  // nanosleep
+
 #include <algorithm>  // std::any_of, std::none_of
 #include <atomic>     // std::atomic_thread_fence
 #include <cstddef>    // std::size_t
+#include <map>        // std::map
 #include <utility>    // std::move
 #include <vector>     // std::vector
 
+#include "core/clock.h"
+#include "host/black_box.h"
 #include "host/segment.h"
+#include "host/threads.h"
 
 namespace jaxcoll {
 namespace {
+
+constexpr std::int64_t kAnswerNs = 1'000'000'000;
 
 // A call that a process has come to, whether or not it is over for it.
 struct OpenCall {
@@ -83,8 +91,8 @@ std::set<std::int64_t> FindStuck(const std::vector<Wait>& waits) {
   return stuck;
 }
 
-std::string FindStalemate(const Session& session, std::optional<std::uint64_t> group,
-                          std::int64_t now_ns, std::int64_t patience_ns) {
+Stalemate FindStalemate(const Session& session, std::optional<std::uint64_t> group,
+                        std::int64_t now_ns, std::int64_t patience_ns) {
   const Segment& segment = session.segment();
   std::vector<Calls> by_seat;
   for (std::size_t seat = 0; seat < segment.shape().num_seats; ++seat) {
@@ -106,9 +114,9 @@ std::string FindStalemate(const Session& session, std::optional<std::uint64_t> g
       }
     }
   }
-  const std::set<std::int64_t> stuck = FindStuck(waits);
+  std::set<std::int64_t> stuck = FindStuck(waits);
   if (stuck.count(static_cast<std::int64_t>(session.seat())) == 0) {
-    return "";
+    return {};
   }
   std::string text;
   for (std::size_t seat = 0; seat < by_seat.size(); ++seat) {
@@ -126,7 +134,38 @@ std::string FindStalemate(const Session& session, std::optional<std::uint64_t> g
       }
     }
   }
-  return text;
+  return {.seats = std::move(stuck), .text = std::move(text)};
+}
+
+bool MayComeToMore(const Session& session, const std::set<std::int64_t>& seats,
+                   std::int64_t compile_timeout_ns) {
+  constexpr int kLooks = 20;
+  const timespec nap{.tv_sec = 0, .tv_nsec = 10'000'000};
+  std::map<std::int64_t, const BlackBox*> boxes;
+  for (const std::int64_t each : seats) {
+    const auto seat = static_cast<std::size_t>(each);
+    boxes[each] = seat == session.seat() ? &BlackBox::Get() : session.box(seat);
+    // What it has told of callbacks may be old.
+    if (boxes[each] == nullptr || !boxes[each]->AskForStack(kAnswerNs)) {
+      return true;
+    }
+  }
+  std::map<std::int64_t, int> num_busy;
+  for (int i = 0; i < kLooks; ++i) {
+    for (const auto& [each, box] : boxes) {
+      const auto phase = static_cast<Phase>(box->header().phase.load(std::memory_order_acquire));
+      if (phase == Phase::kUnknown || phase == Phase::kCallback ||
+          box->header().callbacks.load(std::memory_order_relaxed) > 0 ||
+          box->IsExcused(NowNs(), compile_timeout_ns)) {
+        return true;
+      }
+      const Seat& seat = session.segment().seat(static_cast<std::size_t>(each));
+      num_busy[each] += IsAnyThreadBusy(seat.pid.load(std::memory_order_relaxed)) ? 1 : 0;
+    }
+    nanosleep(&nap, nullptr);
+  }
+  return std::any_of(num_busy.begin(), num_busy.end(),
+                     [](const auto& busy) { return busy.second >= kLooks / 2; });
 }
 
 std::vector<Wait> FindWaits(const Session& session, const std::vector<std::size_t>& seats) {

@@ -21,14 +21,25 @@ struct Wait {
 /// for another one of them.
 std::set<std::int64_t> FindStuck(const std::vector<Wait>& waits);
 
-/// Says which processes wait in which calls, if this one is among some of which each waits for
-/// another one, in every call that it has waited in for `patience_ns`; else nothing. `group`: looks
-/// at the calls of that group alone.
+/// Processes that wait for one another.
+struct Stalemate {
+  std::set<std::int64_t> seats;  ///< theirs; none where there is no stalemate
+  std::string text;              ///< which of them waits in which calls
+};
+
+/// Finds which processes wait in which calls, if this one is among some of which each waits for
+/// another one, in every call that it has waited in for `patience_ns`. `group`: looks at the calls
+/// of that group alone.
 ///
-/// Not a proof: a process that waits in one call may be computing its way to another. Ranks come to
-/// the calls of one group in one order, so that there a little patience is enough.
-std::string FindStalemate(const Session& session, std::optional<std::uint64_t> group,
-                          std::int64_t now_ns, std::int64_t patience_ns);
+/// Not a proof: a process that waits in one call may be on its way to another, see MayComeToMore.
+/// Ranks come to the calls of one group in one order, so that there a little patience is enough.
+Stalemate FindStalemate(const Session& session, std::optional<std::uint64_t> group,
+                        std::int64_t now_ns, std::int64_t patience_ns);
+
+/// Whether a process at one of `seats` computes, or is stopped, in a callback or excused, so that
+/// it may come to more calls than it waits in; or nobody there tells. Looks for a while.
+bool MayComeToMore(const Session& session, const std::set<std::int64_t>& seats,
+                   std::int64_t compile_timeout_ns);
 
 /// The processes for which those at `seats` wait, and those for which these do, and so on: each
 /// once, with one that waits for it. By seats.

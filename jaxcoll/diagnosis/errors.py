@@ -68,6 +68,8 @@ class ErrorInfo:
         waited_s: seconds until the error, since the last time that there was a reason to wait for
             somebody: it compiled, or paused.
         limit_s: the limit, where that was the reason.
+        group: where its ranks are, in their order: processes, or devices in a job of one process;
+            empty where the text has not all.
         arrived: ranks of the group that had come.
         missing: those that had not.
         dump: the folder with the dumps of the job, for `jaxcoll doctor`.
@@ -83,6 +85,7 @@ class ErrorInfo:
     execution: int | None
     waited_s: float | None
     limit_s: float | None
+    group: tuple[int, ...]
     arrived: tuple[int, ...]
     missing: tuple[MissingRank, ...]
     dump: str | None
@@ -115,7 +118,8 @@ def error_info(error: BaseException | str) -> ErrorInfo | None:
     execution, folder = _EXECUTION.search(head), _FOLDER.search(text)
     calls = _calls(head)
     sizes = {call.bytes for call in calls}
-    came, missing = _ranks(head, dict(_details(text)))
+    places, came, missing = _ranks(head, dict(_details(text)))
+    ranks = sorted(places)
     return ErrorInfo(
         kind="mismatch" if _MISMATCH.match(head) else "missing" if missing else "other",
         op=_common(call.op for call in calls),
@@ -126,6 +130,7 @@ def error_info(error: BaseException | str) -> ErrorInfo | None:
         execution=int(execution[1]) if execution else None,
         waited_s=float(waited[1]) if waited else None,
         limit_s=float(limit[1]) if limit else None,
+        group=tuple(places[r] for r in ranks) if ranks == list(range(len(ranks))) else (),
         arrived=came,
         missing=missing,
         dump=folder[1] if folder else None,
@@ -240,22 +245,31 @@ def _details(text: str) -> list[tuple[int, str]]:
     ]
 
 
-def _ranks(head: str, details: dict[int, str]) -> tuple[tuple[int, ...], tuple[MissingRank, ...]]:
+def _ranks(
+    head: str, details: dict[int, str]
+) -> tuple[dict[int, int], tuple[int, ...], tuple[MissingRank, ...]]:
+    """Returns where which rank is, and who has arrived, and who is missing."""
     late, found, came = head.partition("; arrived: ")
     if not found:
-        return (), ()
+        return {}, (), ()
     late = late.rpartition(" for rank ")[0] and late[late.index(" s ") :]
     if _OF_PROCESS.search(came):
-        arrived = [r for ranks, *_ in _OF_PROCESS.findall(came) for r in ranks.split(", ")]
+        arrived = {
+            int(rank): int(process)
+            for ranks, process, *_ in _OF_PROCESS.findall(came)
+            for rank in ranks.split(", ")
+        }
         missing = [
             MissingRank(int(rank), int(process), int(pid), state, details.get(int(rank), ""))
             for ranks, process, pid, state in _OF_PROCESS.findall(late)
             for rank in ranks.split(", ")
         ]
+        places = arrived | {each.rank: each.process or 0 for each in missing}
     else:
-        arrived = [rank for rank, _ in _OF_DEVICE.findall(came)]
+        arrived = {int(rank): int(device) for rank, device in _OF_DEVICE.findall(came)}
+        late_at = {int(rank): int(device) for rank, device in _OF_DEVICE.findall(late)}
         missing = [
-            MissingRank(int(rank), None, None, "running", details.get(int(rank), ""))
-            for rank, _ in _OF_DEVICE.findall(late)
+            MissingRank(rank, None, None, "running", details.get(rank, "")) for rank in late_at
         ]
-    return tuple(map(int, arrived)), tuple(missing)
+        places = arrived | late_at
+    return places, tuple(arrived), tuple(missing)

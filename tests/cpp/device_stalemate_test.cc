@@ -150,12 +150,28 @@ void WhoComesAfterAFailureWaits(Context& context) {
     const Limit limit(20 * kMs);
     RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run + 1, errors).Start(); });
   }
+  SleepMs(100);  // else it was launched before
   const Limit limit(kForever);
   RunThreads(context, 1, [&](std::size_t) {
     Succeeds(*site, 2, 1, run + 2).Start();
     SleepMs(kLongMs);
     Succeeds(*site, 2, 0, run + 2).Start();
   });
+}
+
+void WhatWasLaunchedBeforeAFailureFails(Context& context) {
+  const Watch watch(Phase::kAwaiting);
+  const Site site = MakeSite(1, OneGroup(2), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, 2, [&](std::size_t rank) { return Succeeds(*site, 2, rank, run); });
+  Errors errors;
+  {
+    const Limit limit(20 * kMs);
+    RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 0, run + 1, errors).Start(); });
+  }
+  const Limit limit(kForever);
+  RunThreads(context, 1, [&](std::size_t) { Fails(*site, 2, 1, run + 2, errors).Start(); });
+  errors.Expect(context, 2, {});  // for the reason for which the other rank does not come
 }
 
 }  // namespace
@@ -169,6 +185,7 @@ int main(int argc, char** argv) {
                    {"NotWhileItIsExcused", NotWhileItIsExcused},
                    {"ALateRankIsNoStalemate", ALateRankIsNoStalemate},
                    {"WhoWaitsForAFailedRankIsToldWhy", WhoWaitsForAFailedRankIsToldWhy},
-                   {"WhoComesAfterAFailureWaits", WhoComesAfterAFailureWaits}},
+                   {"WhoComesAfterAFailureWaits", WhoComesAfterAFailureWaits},
+                   {"WhatWasLaunchedBeforeAFailureFails", WhatWasLaunchedBeforeAFailureFails}},
                   argc, argv);
 }

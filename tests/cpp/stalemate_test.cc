@@ -69,7 +69,7 @@ class Waiting {
 
   /// What `process` finds.
   std::string Found(std::size_t process, std::optional<std::uint64_t> group = std::nullopt) const {
-    return FindStalemate(*host_.job(process).session(), group, now_ns_, kPatienceNs);
+    return FindStalemate(*host_.job(process).session(), group, now_ns_, kPatienceNs).text;
   }
 
  private:

@@ -38,7 +38,7 @@ def test_the_fields_of_a_job_of_several_processes():
     assert info.bytes == 1084
     assert info.source == "/a/train.py:31 (step)"
     assert (info.execution, info.waited_s, info.limit_s) == (17, 5.0, 5.0)
-    assert info.arrived == (0, 1, 4)
+    assert (info.group, info.arrived) == ((), (0, 1, 4))  # it says nothing of rank 5
     assert [(late.rank, late.process, late.pid, late.state) for late in info.missing] == [
         (2, 1, 42, "running"),
         (3, 1, 42, "running"),
@@ -72,6 +72,7 @@ def test_alike_calls_in_programs_of_one_name():
         32,
     )
     assert info.source == "a.py:1 (f) or a.py:2 (f)"
+    assert info.group == (0, 1)
     info = jaxcoll.error_info((calls + waited).replace("all_gather", "ppermute", 1))
     assert info is not None
     assert info.op is None
@@ -104,6 +105,7 @@ def test_the_fields_of_a_collective_of_xla(origins, source):
     assert (info.kind, info.op, info.axes) == ("missing", "all_reduce", ())
     assert (info.operands, info.bytes, info.source) == (("float32[256]",), 1024, source)
     assert (info.arrived, [late.rank for late in info.missing]) == ((0, 1), [2])
+    assert info.group == (0, 1, 2)
 
 
 def test_other_errors_have_none():

@@ -53,6 +53,25 @@ def test_a_block_that_does_not_end_is_reported_once(caplog):
     assert "test_watch.py" in report
 
 
+def test_a_block_that_goes_on_is_no_hang(caplog):
+    """However long it takes in all, as that around the loop of a training."""
+    with jaxcoll.watch():
+        for _ in range(12):
+            time.sleep(0.1)
+            sum(range(100_000))
+    assert not reports(caplog)
+
+
+def test_step_functions_of_one_name_are_counted_apart():
+    steps = [jaxcoll.watch(lambda x: x) for _ in range(2)]
+    before = dict(_watch._Thread.get().begun)
+    for step, count in zip(steps, (1, 2), strict=True):
+        for _ in range(count):
+            step(1)
+    now = _watch._Thread.get().begun
+    assert sorted(now[name] for name in now.keys() - before.keys()) == [1, 2]
+
+
 def test_what_ends_is_not_reported(caplog):
     step = jaxcoll.watch(jax.jit(lambda x: x + 1))
     x = np.float32(0)
@@ -84,5 +103,14 @@ def test_to_compile_takes_no_time_of_the_limit(caplog):
 
 def test_neither_does_a_pause(caplog):
     with jaxcoll.watch(), jaxcoll.allow_pause(60):
+        time.sleep(SLEEP_S)
+    assert not reports(caplog)
+
+
+def test_neither_does_one_of_another_process(caplog, monkeypatch):
+    """As it tells those that watch."""
+    card = {"begun": {}, "phase": "in Python", "stack": "", "is_excused": True}
+    monkeypatch.setattr(_watch._Thread, "_cards", lambda self: {1: card})
+    with jaxcoll.watch():
         time.sleep(SLEEP_S)
     assert not reports(caplog)

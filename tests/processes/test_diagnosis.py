@@ -124,10 +124,11 @@ def test_the_end_of_a_chain_is_named():
 @full
 def test_who_compiles_or_pauses_is_waited_for():
     for rank, said in run_job("excused.py", processes=2, devices=2).items():
-        compiles, pauses, within, too_long, compiles_too_long = said
+        compiles, pauses, within, reports, too_long, compiles_too_long = said
         assert re.fullmatch(r"compiles: came after \d+\.\d s", compiles)
         assert re.fullmatch(r"pauses: came after \d+\.\d s", pauses)
         assert re.fullmatch(r"pauses, waited for by one that is: came after \d+\.\d s", within)
+        assert reports.strip() == "reports:"  # of `watch`, which waits as the engine does
         assert too_long.startswith("pauses too long: missing: rank 2")
         assert compiles_too_long.startswith("compiles too long: missing: rank 2")
         if rank == 0:
@@ -150,6 +151,40 @@ def test_who_compiles_or_pauses_is_waited_for():
 def test_failed_work_that_nobody_awaits(how, code):
     said = run_job("unawaited.py", how, processes=2, devices=2, expect=code)
     assert "started" in said[0]  # and the script came to its end
+
+
+@full
+def test_processes_that_are_late_for_one_another_in_different_groups():
+    """Each waits in a call for the other's callback, for longer than a mismatch would take."""
+    lines = run_job("crossing.py", 13, processes=2, devices=2)
+    assert all("the sums are right" in said for said in lines.values())
+
+
+@full
+def test_a_failure_like_one_that_is_known():
+    script = (
+        "import jaxcoll, time\n"
+        "jaxcoll.simulate_cpu_devices(2)\n"
+        "import jax, numpy as np\n"
+        "mesh = jax.make_mesh((2,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))\n"
+        "def f(x):\n"
+        "    return jax.lax.cond(x.sum() > 0, lambda x: jaxcoll.all_reduce(x, 'x'),\n"
+        "        lambda x: jaxcoll.all_reduce(x, 'x', 'max'), x)\n"
+        "g = jax.jit(jax.shard_map(\n"
+        "    f, mesh=mesh, in_specs=jax.P('x'), out_specs=jax.P('x'), check_vma=False))\n"
+        "x = np.array([1.0, -1.0], np.float32)\n"
+        "try:\n"
+        "    jax.block_until_ready(g(x))\n"
+        "except Exception:\n"
+        "    print('caught')\n"
+        "g(x)\n"
+        "time.sleep(5)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "caught\n", done.stderr
+    assert done.returncode == 1, done.stderr
 
 
 @full
