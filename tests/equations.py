@@ -1,6 +1,6 @@
 """What traced programs hold: their equations, and which of them another one needs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,20 +31,23 @@ def _inner(jaxpr: Any) -> Iterator[Any]:
 
 
 def on_a_rank(step: Any, *arguments: Any) -> Any:
-    """Returns the one program that a function maps over a mesh, whose shapes are a rank's."""
+    """Returns the one program that a function maps over a mesh, whose shapes are a rank's.
+
+    Without equations whose results nothing needs: the compiler drops them.
+    """
     (mapped,) = equations(jax.make_jaxpr(step)(*arguments).jaxpr, "shard_map")
-    return _compat.open_jaxpr(mapped.params["jaxpr"])
+    program = _compat.open_jaxpr(mapped.params["jaxpr"])
+    return program.replace(eqns=needed_for(program, program.outvars))
 
 
-def needed_for(jaxpr: Any, equation: Any) -> list[Any]:
-    """Returns the program's equations whose results go into one of it, directly or not."""
+def needed_for(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+    """Returns the program's own equations whose results go into some values, directly or not."""
     makers = {v: each for each in jaxpr.eqns for v in each.outvars}
-    found: dict[int, Any] = {}
-    waiting = [equation]
+    found, waiting = set(), list(values)
     while waiting:
-        for v in waiting.pop().invars:
-            maker = None if isinstance(v, Literal) else makers.get(v)
-            if maker is not None and id(maker) not in found:
-                found[id(maker)] = maker
-                waiting.append(maker)
-    return list(found.values())
+        v = waiting.pop()
+        maker = None if isinstance(v, Literal) else makers.get(v)
+        if maker is not None and id(maker) not in found:
+            found.add(id(maker))
+            waiting += maker.invars
+    return [each for each in jaxpr.eqns if id(each) in found]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,15 +36,12 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
 
     Cost: what differs travels, one leaf after the other: device to device, and to other devices
         over the host. Memory on a device: its parts in the old and in the new layout, and at most
-        twice the whole of the largest leaf. Where the zeros that `jaxcoll.fully_shard` stores
-        change, or how `jaxcoll.pipelined` stores layers, such parameters and moments lie there once
-        more, as `TrainState.unpadded` says.
+        twice the whole of the largest leaf, also where the zeros that `jaxcoll.fully_shard` stores
+        change, or how `jaxcoll.pipelined` stores layers.
     """
     call = "reshard"
     if isinstance(state, TrainState) and isinstance(new_specs, TrainState):
-        stored = (
-            state if _is_stored_as(state, new_specs) else _stored_for(state.unpadded(), new_specs)
-        )
+        stored = _to_be_stored_as(state, new_specs)
         moved = reshard(_contents(stored), _contents(new_specs), mesh=mesh)
         how = {name: getattr(new_specs, name) for name in _HOW}
         return dataclasses.replace(state, **moved, **how)
@@ -56,7 +54,7 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
         for axis in jax.tree.leaves(tuple(spec)):
             check_mesh_axis(f"{call}: {name}", "new_specs", mesh, axis)
         sharding = NamedSharding(mesh, spec)
-        check_divisible(call, name, jnp.shape(leaf), sharding)
+        check_divisible(call, name, np.shape(leaf), sharding)
         return sharding
 
     try:
@@ -76,10 +74,12 @@ def _moved(leaf: Any, sharding: NamedSharding) -> jax.Array:
     A step may donate it. `jax.device_put` alone shares what lies right already, whatever
     `may_alias` says, and keeps the whole leaf on the host as long as the old array lives.
     """
+    leaf = leaf.made() if isinstance(leaf, _Later) else leaf
     old = leaf.sharding if isinstance(leaf, jax.Array) else None
     if isinstance(old, NamedSharding) and _devices(old.mesh) == _devices(sharding.mesh):
         return _copy_to(sharding)(leaf)
-    return jax.device_put(jax.jit(jnp.copy)(leaf), sharding)
+    # Of a device that gets nothing, nobody else waits for the copy.
+    return jax.device_put(jax.block_until_ready(jax.jit(jnp.copy)(leaf)), sharding)
 
 
 def _devices(mesh: Any) -> list[Any]:
@@ -94,29 +94,83 @@ def _copy_to(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
 _HOW = ("zero", "split", "pipe", "layers", "axes", "kind")
 
 
-def _is_stored_as(state: TrainState, specs: TrainState) -> bool:
-    in_parts = [s.zero is not None and s.zero.stage == 3 for s in (state, specs)]
-    same = state.split == specs.split and state.layers == specs.layers
-    return same and in_parts[0] == in_parts[1]
+# What is done with a whole array, in which way, and the dimension that changes.
+_Step = tuple[Callable[..., jax.Array], SplitDim | Layers, int]
 
 
-def _stored_for(state: TrainState, specs: TrainState) -> TrainState:
-    """Returns a state in the model's shapes with the zeros that another layout stores."""
+@dataclasses.dataclass(frozen=True)
+class _Later:
+    """An array as it will be stored, made when its turn comes: no others are there twice."""
 
-    def pad(leaf: jax.Array, dim: SplitDim) -> jax.Array:
-        changes = leaf.shape[dim.index : dim.index + 1] == (dim.size,) and dim.is_padded
-        return rearranged(leaf, SplitDim.padded, dim, dim.index) if changes else leaf
+    leaf: jax.Array
+    steps: tuple[_Step, ...]
 
-    def arrange(leaf: jax.Array, layers: Layers) -> jax.Array:
-        changes = leaf.shape[:1] == (layers.count,) and not layers.is_as_stored
-        return rearranged(leaf, Layers.arranged, layers, 0) if changes else leaf
+    @property
+    def shape(self) -> tuple[int, ...]:
+        made = jax.eval_shape(lambda leaf: _Later(leaf, self.steps).made(), self.leaf)
+        return made.shape
 
-    if specs.layers:
-        state = map_params(state, specs.layers, arrange, arrange)
-    if not specs.split:
-        return state
-    in_parts = specs.zero is not None and specs.zero.stage == 3
-    return map_params(state, specs.split, pad if in_parts else lambda leaf, dim: leaf, pad)
+    def made(self) -> jax.Array:
+        return ft.reduce(lambda leaf, step: rearranged(leaf, *step), self.steps, self.leaf)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """How what belongs to a parameter is stored."""
+
+    layers: Layers | None
+    split: SplitDim | None
+
+
+def _to_be_stored_as(state: TrainState, specs: TrainState) -> TrainState:
+    """Returns a state whose arrays are, or will be, stored as those of another layout."""
+    if jax.tree.structure(state.params) != jax.tree.structure(specs.params):
+        return state  # of another model: no layout of this one
+
+    def changed(leaf: jax.Array, ways: tuple[_Way, _Way]) -> Any:
+        steps = _steps(leaf.shape, *ways)
+        return _Later(leaf, steps) if steps else leaf
+
+    def changed_param(leaf: jax.Array, ways: tuple[_Way, _Way]) -> Any:
+        old, new = (
+            way if of.zero is not None and of.zero.stage == 3 else _Way(way.layers, None)
+            for way, of in zip(ways, (state, specs), strict=True)
+        )
+        return changed(leaf, (old, new))
+
+    ways = list(zip(_ways(state), _ways(specs), strict=True))
+    return map_params(state, ways, changed_param, changed)
+
+
+def _ways(state: TrainState) -> list[_Way]:
+    none = (None,) * len(jax.tree.leaves(state.params))
+    return list(map(_Way, state.layers or none, state.split or none))
+
+
+def _steps(shape: tuple[int, ...], old: _Way, new: _Way) -> tuple[_Step, ...]:
+    """Returns what makes an array the model's own, and from there the new layout's.
+
+    What the optimizer keeps of a parameter may have another shape: its sizes tell.
+    """
+    if old == new:
+        return ()
+    sizes = dict(enumerate(shape))
+    steps: list[_Step] = []
+
+    def add(change: Any, how: SplitDim | Layers, dim: int, before: int, after: int) -> None:
+        if sizes.get(dim) == before:
+            steps.append((change, how, dim))
+            sizes[dim] = after
+
+    if (split := old.split) and split.is_padded:
+        add(SplitDim.unpadded, split, split.index, split.stored, split.size)
+    if (layers := old.layers) and not layers.is_as_stored:
+        add(Layers.restored, layers, 0, layers.stored, layers.count)
+    if (layers := new.layers) and not layers.is_as_stored:
+        add(Layers.arranged, layers, 0, layers.count, layers.stored)
+    if (split := new.split) and split.is_padded:
+        add(SplitDim.padded, split, split.index, split.size, split.stored)
+    return tuple(steps)
 
 
 def _contents(state: TrainState) -> dict[str, Any]:

@@ -343,10 +343,12 @@ def test_memory_for_one_layer_whatever_the_depth(make: Any):
 
 @pytest.mark.parametrize("make", FORMS)
 def test_memory_for_two_layers_whatever_the_depth(make: Any):
-    """The next layer is there as well, ahead of its time."""
+    """The next one may be there ahead of its time; out of a scan, the compiler keeps it waiting."""
     few, many = (temporary_bytes(make, depth, prefetch=1) for depth in (4, 16))
     assert many - few < 1.2 * 12 * WHOLE / 8
-    assert temporary_bytes(make, 16, prefetch=0) < many < 4.5 * WHOLE + 16 * WHOLE / 8
+    assert many < 4.5 * WHOLE + 16 * WHOLE / 8
+    if make in (Scanned, ScannedNnx):
+        assert temporary_bytes(make, 16, prefetch=0) < many
 
 
 def test_memory_for_all_layers():

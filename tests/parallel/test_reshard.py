@@ -21,11 +21,13 @@ from jaxcoll import reshard
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 RANKS, LEAVES, MIB = 4, 16, 4
 MEASURED = f"""
-import gc, json, pathlib, re
+import functools, gc, json, pathlib, re
 import jaxcoll
 jaxcoll.simulate_cpu_devices({RANKS})
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from jax import P
 
 def mib(field):
@@ -35,6 +37,16 @@ def mib(field):
 def held(tree):
     shards = [shard for leaf in tree for shard in leaf.addressable_shards]
     return sum(shard.data.nbytes for shard in shards) / 2**20
+
+def measure(name, make, specs, target):
+    jaxcoll.reshard(make(), specs, mesh=target)  # compiled before it is measured
+    state = jax.block_until_ready(make())
+    gc.collect()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = mib("VmRSS")
+    moved = jaxcoll.reshard(state, specs, mesh=target)
+    more = mib("VmHWM") - before - held(getattr(moved, "params", moved))
+    print(json.dumps([name, more]))
 
 mesh = jaxcoll.make_mesh({{"a": 2, "b": {RANKS} // 2}})
 fewer = jaxcoll.make_mesh({{"a": 1, "b": 2}}, allow_unused=True)
@@ -50,20 +62,34 @@ layouts = {{
 for name, (old, new, target) in layouts.items():
     full = lambda i: jnp.full((1024, {MIB} * 256), i, jnp.float32)
     make = jax.jit(full, out_shardings=jax.NamedSharding(mesh, old))
-    jaxcoll.reshard([make(0.0)], new, mesh=target)  # compiled before it is measured
-    state = jax.block_until_ready([make(float(i)) for i in range({LEAVES})])
-    gc.collect()
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = mib("VmRSS")
-    moved = jaxcoll.reshard(state, new, mesh=target)
-    print(json.dumps([name, mib("VmHWM") - before - held(moved)]))
-    del state, moved
+    measure(name, lambda: [make(float(i)) for i in range({LEAVES})], new, target)
+
+def kernels(*shape):
+    def init(rng, x):
+        return [jnp.zeros(shape, jnp.float32) for _ in range({LEAVES} // 2)]
+
+    def apply(params, x, pipeline=jaxcoll.sequential):
+        return pipeline(lambda layer, x: x + sum(map(jnp.sum, layer)), params, x)
+
+    return init, apply
+
+parts = jaxcoll.fully_shard(kernels(1021, {MIB} * 240 + 1), "a")  # which no ranks divide
+stages = jaxcoll.pipelined(kernels(5, 512, {MIB} * 102), axis_name="a")
+batch = (np.zeros((8, 4), np.float32), np.zeros(8, int))
+stored = {{"other zeros at the end": (parts, 3), "other stages": (stages, 2)}}
+for name, (model, count) in stored.items():
+    make = lambda count: jaxcoll.create_train_state(
+        model, optax.sgd(0.1), jax.random.key(0), batch,
+        jaxcoll.make_mesh({{"a": count}}, allow_unused=True),
+    )
+    target = jaxcoll.make_mesh({{"a": count}}, allow_unused=True)
+    measure(name, functools.partial(make, {RANKS}), make(count).specs, target)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads and resets the peak in /proc")
 def test_memory_for_both_layouts_and_one_leaf():
-    """Of sixteen leaves: beside both layouts, on each device two whole ones at most."""
+    """Of sixteen leaves, or eight: beside both layouts, on each device two whole ones at most."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURED],
         capture_output=True,
@@ -73,7 +99,7 @@ def test_memory_for_both_layouts_and_one_leaf():
     )
     assert done.returncode == 0, done.stderr
     beside = dict(json.loads(line) for line in done.stdout.splitlines())
-    assert len(beside) == 7
+    assert len(beside) == 9
     assert all(-1 < more < 2 * MIB * RANKS for more in beside.values()), beside
 
 

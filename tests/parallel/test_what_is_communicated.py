@@ -56,12 +56,12 @@ def sums(over: str) -> dict[str, int]:
 # All that is summed over the same axes is one call. In layers, what comes out is, and on the way
 # back the gradient of what went in; layers are one loop.
 IN_LAYERS = {"all_reduce over tensor": 2}
-# Of three kernels, that of the model's input and, in loops, the two of a layer: once; and in stage
-# 3 on the way back again. Biases, and the kernel of the output, are whole.
+# Of three kernels, that of the model's input and, in a loop, the two of a layer: once; and in stage
+# 3 those of a layer on the way back again. Biases, and the kernel of the output, are whole.
 PARTS, AGAIN = 3, 2
 GATHERS_OF_1 = {"all_gather over fsdp": PARTS}
 OF_2 = GATHERS_OF_1 | {"reduce_scatter over fsdp": PARTS}
-OF_3 = OF_2 | {"all_gather over fsdp": AGAIN * PARTS}
+OF_3 = OF_2 | {"all_gather over fsdp": PARTS + AGAIN}
 # Parts have copies on the ranks of "data".
 HYBRID = sums("data") | sums("data, fsdp")
 # In one loop, or in one forward and one back; gradients of what is outside of the layers.
@@ -137,7 +137,8 @@ def test_a_step(case: str):
     assert {shape_of(root) for root in equations(program, "sqrt")} == kept
     made = {shape_of(each) for each in equations(program)}
     for leaf in jax.tree.leaves(state.params["blocks"]):
-        assert not made & set(shapes_of_more(leaf, axes))
+        if leaf.ndim == 3:  # the shape of a kernel is no other's
+            assert not made & set(shapes_of_more(leaf, axes))
 
 
 def communicated(program: Any) -> dict[str, int]:
@@ -204,7 +205,7 @@ def step_in_buckets(bucket_bytes: int | None, accumulate: int = 1) -> Any:
 def test_buckets_wait_for_their_layers_alone(bucket_bytes: int | None, expected: list[int]):
     """The last layers' gradients travel while those of the first are computed."""
     program = on_a_rank(*step_in_buckets(bucket_bytes))
-    needed = [needed_for(program, call) for call in equations(program, *SUMS)]
+    needed = [needed_for(program, call.invars) for call in equations(program, *SUMS)]
     assert [products(before) for before in needed] == expected
 
 
@@ -220,7 +221,7 @@ def test_micro_batches_are_added_before_their_buckets_meet():
     assert not equations(loop.params["jaxpr"].jaxpr, *SUMS)
     for call in program.eqns:
         if call.primitive.name in SUMS:
-            assert any(each is loop for each in needed_for(program, call))
+            assert any(each is loop for each in needed_for(program, call.invars))
 
 
 @pytest.mark.skipif(native_missing() is not None, reason="XLA may join its own calls")
