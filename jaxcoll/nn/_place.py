@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import _compat
+from jaxcoll._errors import did_you_mean, listed
 from jaxcoll.mesh import check_auto, check_mesh_axis
 from jaxcoll.parallel.regions import copy_to
 
@@ -36,8 +37,22 @@ class Place:
 
     @property
     def local_axis(self) -> str | None:
-        """The axis for code on this rank's parts; None where arrays are whole."""
-        return self.axis_name if self.is_mapped else None
+        """The axis for code on this rank's parts; None where arrays are whole.
+
+        Raises:
+            ValueError: the mesh of a map, or of `jax.set_mesh`, around this code has no such axis.
+                Without one nobody knows.
+        """
+        if self.axis_name is None or self.is_mapped:
+            return self.axis_name
+        around = jax.sharding.get_abstract_mesh().axis_names
+        if around and self.axis_name not in around:
+            raise ValueError(
+                f"{self.call}: axis_name: {self.axis_name!r} is not an axis of the mesh around "
+                f"this call, which has {listed(around)}.{did_you_mean(self.axis_name, around)} For "
+                "a layer that is not split, pass axis_name=None."
+            )
+        return None
 
     @property
     def num_ranks(self) -> int:

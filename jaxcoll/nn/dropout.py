@@ -20,6 +20,9 @@ class TPDropout(nn.Module):
         rate: share that is dropped.
         axis_name: the axis, or None for a single device.
 
+    Raises:
+        ValueError: the mesh of a map, or of `jax.set_mesh`, around the call has no such axis.
+
     Cost: no communication.
     Source: the random states of Shoeybi et al., "Megatron-LM" (2019).
     """
@@ -31,8 +34,8 @@ class TPDropout(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the input, or what is left of it, with rng `"dropout"`."""
+        axis_name = Place("TPDropout", self.axis_name, None).local_axis
         if deterministic or self.rate == 0.0:
             return x
-        axis_name = Place("TPDropout", self.axis_name, None).local_axis
         key = key_of_rank(self.make_rng("dropout"), axis_name)
         return nn.Dropout(self.rate, deterministic=False)(x, rng=key)

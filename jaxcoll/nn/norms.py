@@ -32,7 +32,8 @@ class TPRMSNorm(nn.Module):
         param_dtype: of the parameters.
 
     Raises:
-        ValueError: an unknown `split`.
+        ValueError: an unknown `split`; the mesh of a map, or of `jax.set_mesh`, around the call has
+            no such axis.
 
     Cost: `"sequence"` nothing forward and an all_reduce of the parameters' gradients;
         `"features"` an all_reduce of a number for each position (two for a layer norm), forward

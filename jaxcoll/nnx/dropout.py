@@ -40,9 +40,9 @@ class TPDropout(nnx.Dropout):
         """Returns the input, or what is left of it; `rngs` in the place of the layer's own."""
         deterministic = self.deterministic if deterministic is None else deterministic
         stream = self.rngs if rngs is None else rngs
+        axis_name = Place("TPDropout", self._axis_name, None).local_axis
         if deterministic or self.rate == 0.0 or stream is None:
             return super().__call__(inputs, deterministic=deterministic)
         key = stream.dropout() if isinstance(stream, nnx.Rngs) else stream
         key = key() if callable(key) else key
-        axis_name = Place("TPDropout", self._axis_name, None).local_axis
         return super().__call__(inputs, deterministic=False, rngs=key_of_rank(key, axis_name))

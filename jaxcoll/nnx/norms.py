@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.nn._norm import Norm
 from jaxcoll.nn._place import Place
 from jaxcoll.nnx._param import split_param
@@ -29,8 +30,10 @@ class _SplitNorm(nnx.Module):
     ) -> None:
         """Makes those parameters that have an initializer."""
         place = Place(core.call, core.axis_name, mesh)
-        if core.split == "features":
+        if (mesh is not None or place.is_mapped) and core.split == "features":
             place.check_divides("num_features", num_features)
+        elif mesh is not None and core.axis_name is not None:
+            check_mesh_axis(core.call, "axis_name", mesh, core.axis_name)
 
         def make(init: Any) -> nnx.Param | None:
             shape = (num_features,)
@@ -77,7 +80,8 @@ class TPRMSNorm(_SplitNorm):
             param_dtype: of the parameters.
 
         Raises:
-            ValueError: as `jaxcoll.TPRMSNorm`; features that are split and p does not divide.
+            ValueError: as `jaxcoll.TPRMSNorm`; an axis that the mesh lacks; features that are
+                split and p does not divide.
         """
         super().__init__(
             Norm(type(self).__name__, axis_name, split, False, epsilon),
@@ -127,7 +131,8 @@ class TPLayerNorm(_SplitNorm):
             param_dtype: of the parameters.
 
         Raises:
-            ValueError: as `jaxcoll.TPLayerNorm`; features that are split and p does not divide.
+            ValueError: as `jaxcoll.TPLayerNorm`; an axis that the mesh lacks; features that are
+                split and p does not divide.
         """
         super().__init__(
             Norm(type(self).__name__, axis_name, split, True, epsilon),

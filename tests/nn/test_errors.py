@@ -70,6 +70,49 @@ def test_a_layer_that_is_nowhere(name: str):
         make("linen", name, 12, 12)
 
 
+def on_any_axis(library: str, name: str, x: Any, **options: Any) -> Any:
+    """Makes and calls a layer that is one of Flax's where its axis is not mapped."""
+    features = {"TPDropout": 0.5}.get(name, x.shape[-1])
+    if library == "nnx":
+        return getattr(jaxcoll.nnx, name)(features, rngs=nnx.Rngs(0), **options)(x)
+    given = (features,) if name == "TPDropout" else ()
+    layer = getattr(jaxcoll, name)(*given, **options)
+    return layer.init_with_output(jax.random.key(0), x)[0]
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("TPRMSNorm", {}), ("TPLayerNorm", {"split": "features"}), ("TPDropout", {})],
+)
+def test_an_axis_that_the_mesh_around_does_not_have(library: str, name: str, options: Any):
+    """Where a mesh is known: without one, and where an axis is the compiler's, nothing is split."""
+    mesh = mesh_of(data=2, tensor=4)
+
+    def shape(axis_name: str | None, **manual: Any) -> Any:
+        def on_rank(x: Any) -> Any:
+            return on_any_axis(library, name, x, axis_name=axis_name, **options)
+
+        if not manual:
+            return jax.eval_shape(on_rank, X)
+        in_map = jax.shard_map(on_rank, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), **manual)
+        return jax.eval_shape(in_map, X)
+
+    of_all, of_data = {"data", "tensor"}, {"data"}
+    unknown = rf"{name}: axis_name: 'tensr' is not an axis of .* \"data\", \"tensor\". Did you mean"
+    for axes in (of_all, of_data):
+        with pytest.raises(ValueError, match=unknown):
+            shape("tensr", axis_names=axes)
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=unknown):
+        shape("tensr")
+    assert shape("tensr").shape == shape("tensor").shape == X.shape
+    assert shape("tensor", axis_names=of_data).shape == X.shape
+    assert shape(None, axis_names=of_all).shape == X.shape
+    if library == "nnx" and name != "TPDropout":
+        with pytest.raises(ValueError, match=f"{name}: axis_name: 'tensr' is not an axis of the"):
+            on_any_axis(library, name, X, axis_name="tensr", mesh=mesh, **options)
+
+
 @pytest.mark.parametrize("library", ["linen", "nnx"])
 @pytest.mark.parametrize("name", ["ColumnParallelDense", "RowParallelDense"])
 def test_a_sequence_that_can_not_be_shared(library: str, name: str):
