@@ -67,6 +67,16 @@ def casts_implicitly() -> bool:
     return config.auto_pcast.value
 
 
+def runs_eagerly() -> bool:
+    """Tells whether nothing records a program here, but at most derivatives or batches."""
+    from jax._src import core
+
+    trace = core.trace_ctx.trace
+    while hasattr(trace, "parent_trace"):
+        trace = trace.parent_trace
+    return isinstance(trace, core.EvalTrace)
+
+
 def without_weak_type(aval: Any) -> Any:
     """Returns the type with `weak_type=False`."""
     return aval.update(weak_type=False)
@@ -423,7 +433,7 @@ def before_cpu_client(call: Callable[[], None]) -> None:
 # Module of jax -> the names in it that are used above; "Class.name" for one of a class.
 PRIVATE_NAMES = {
     "jax._src.config": ("_check_vma", "auto_pcast"),
-    "jax._src.core": ("get_axis_env", "NamedAxisEffect"),
+    "jax._src.core": ("get_axis_env", "trace_ctx", "EvalTrace", "NamedAxisEffect"),
     "jax._src.dispatch": ("prim_requires_devices_during_lowering",),
     "jax._src.interpreters.mlir": (
         *("_lowerings", "_platform_specific_lowerings", "custom_call"),

@@ -80,23 +80,25 @@ class Dense:
             self.place.check_divides("the input's sequence", x.shape[-2])
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=dtype)
         return self.place.run(
-            self._on_parts,
+            _on_parts,
             [(x, self._split_in)],
             [(kernel, self.kernel_spec), (bias, self.bias_spec)],
             (x.ndim, self._split_out),
+            mode=self.mode,
+            gather_output=self.gather_output,
+            sequence_parallel=self.sequence_parallel,
+            overlap=self.overlap,
         )
 
-    def _on_parts(self, x: Any, kernel: Any, bias: Any, axis_name: Any) -> jax.Array:
-        split: dict[str, Any] = {
-            "sequence_parallel": self.sequence_parallel,
-            "overlap": self.overlap,
-        }
-        if self.mode == "column":
-            gathers = self.gather_output
-            return column_dense(x, kernel, bias, axis_name, gather_output=gathers, **split)
-        if self.mode == "row":
-            return row_dense(x, kernel, bias, axis_name, **split)
-        return dense(x, kernel, bias, axis_name, self.mode, overlap=self.overlap)
+
+def _on_parts(
+    x: Any, kernel: Any, bias: Any, axis_name: Any, *, mode: Mode, gather_output: bool, **split: Any
+) -> jax.Array:
+    if mode == "column":
+        return column_dense(x, kernel, bias, axis_name, gather_output=gather_output, **split)
+    if mode == "row":
+        return row_dense(x, kernel, bias, axis_name, **split)
+    return dense(x, kernel, bias, axis_name, mode, overlap=split["overlap"])
 
 
 def tp_dense(

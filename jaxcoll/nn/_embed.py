@@ -1,7 +1,6 @@
 """What the embeddings for linen and NNX share."""
 
 import dataclasses
-import functools as ft
 from typing import Any
 
 import jax
@@ -47,11 +46,13 @@ class Embed:
         if self.sequence_parallel:
             self.place.check_divides("the sequence", _length(self.call, "tokens", tokens, -1))
         (table,) = promote_dtype(table, dtype=dtype, inexact=False)
+        # As many dimensions as the rows have, of which the first may be split by examples.
         return self.place.run(
-            ft.partial(embed, sequence_parallel=self.sequence_parallel),
-            [(tokens, None)],
+            _rows,
+            [(tokens[..., None], None)],
             [(table, self.spec)],
             (tokens.ndim + 1, self._split),
+            sequence_parallel=self.sequence_parallel,
         )
 
     def attend(self, x: jax.Array, table: jax.Array, dtype: Any) -> jax.Array:
@@ -61,18 +62,22 @@ class Embed:
             if not self.place.is_mapped:
                 self.place.check_divides("the sequence", length)
         x, table = promote_dtype(x, table, dtype=dtype)
+        return self.place.run(
+            _logits,
+            [(x, self._split)],
+            [(table, self.spec)],
+            (x.ndim, -1),
+            sequence_parallel=self.sequence_parallel,
+            overlap=self.overlap,
+        )
 
-        def logits(x: Any, table: Any, axis_name: Any) -> jax.Array:
-            return column_dense(
-                x,
-                table.T,
-                None,
-                axis_name,
-                sequence_parallel=self.sequence_parallel,
-                overlap=self.overlap,
-            )
 
-        return self.place.run(logits, [(x, self._split)], [(table, self.spec)], (x.ndim, -1))
+def _rows(tokens: Any, table: Any, axis_name: Any, *, sequence_parallel: bool) -> jax.Array:
+    return embed(tokens[..., 0], table, axis_name, sequence_parallel=sequence_parallel)
+
+
+def _logits(x: Any, table: Any, axis_name: Any, **split: Any) -> jax.Array:
+    return column_dense(x, table.T, None, axis_name, **split)
 
 
 def _length(call: str, what: str, x: jax.Array, dimension: int) -> int:

@@ -92,22 +92,25 @@ class Place:
         inputs: Sequence[tuple[jax.Array, int | None]],
         weights: Sequence[tuple[jax.Array | None, P]],
         result: tuple[int, int | None],
+        **options: Any,
     ) -> jax.Array:
         """Returns `f(*inputs, *weights, axis_name)`, mapped over the mesh where that is needed.
 
         All axes of the mesh are manual, as native calls need: the first dimension of all inputs is
-        split over those that are not the layer's, where they divide it.
+        split over those that are not the layer's, where they divide it. Called eagerly, it is
+        compiled once, for all layers that are alike: JAX compiles an eager map at each call.
 
         Args:
-            f: on this rank's parts; its last argument is the axis, or None.
+            f: on this rank's parts; its last argument is the axis, or None. A function of a module,
+                for what is compiled is found by it.
             inputs: arrays, each with its dimension that is split over the axis, from the end.
             weights: arrays, or None, each with its spec.
             result: number of dimensions, and which is split, from the end.
+            **options: for `f`, hashable.
         """
-        arrays, given = [x for x, _ in inputs], [w for w, _ in weights]
+        arrays, given = tuple(x for x, _ in inputs), tuple(w for w, _ in weights)
         if self.axis_name is None or self.is_mapped:
-            return f(*arrays, *given, self.axis_name)
-        assert self.mesh is not None  # num_ranks has checked
+            return f(*arrays, *given, self.axis_name, **options)
         ends = [(x.ndim, split) for x, split in inputs]
         batch_axes = self._batch_axes(arrays[0].shape, [*ends, result])
 
@@ -119,21 +122,20 @@ class Place:
                 names[split] = self.axis_name
             return P(*names)
 
-        def on_parts(*parts: Any) -> jax.Array:
-            xs, ws = parts[: len(arrays)], parts[len(arrays) :]
-            # Other ranks have other examples: the gradients of all are summed.
-            return f(*xs, *copy_to(ws, batch_axes), self.axis_name)
-
-        mapped = jax.shard_map(
-            on_parts,
-            mesh=self.mesh,
+        on_mesh = _compiled_on_mesh if _compat.runs_eagerly() else _on_mesh
+        return on_mesh(
+            arrays,
+            given,
+            f=f,
+            options=tuple(options.items()),
+            place=self,
+            batch_axes=batch_axes,
             in_specs=(
-                *(spec(*end) for end in ends),
-                *(None if w is None else w_spec for w, w_spec in weights),
+                tuple(spec(*end) for end in ends),
+                tuple(None if w is None else w_spec for w, w_spec in weights),
             ),
             out_specs=spec(*result),
         )
-        return mapped(*arrays, *given)
 
     def _batch_axes(
         self, shape: tuple[int, ...], ends: Sequence[tuple[int, int | None]]
@@ -144,3 +146,30 @@ class Place:
         is_free = all(ndim > (1 if split is None else -split) for ndim, split in ends)
         count = math.prod(self.mesh.shape[axis] for axis in others)
         return others if is_free and shape[0] % count == 0 else ()
+
+
+def _on_mesh(
+    arrays: tuple[jax.Array, ...],
+    weights: tuple[jax.Array | None, ...],
+    *,
+    f: Callable[..., jax.Array],
+    options: tuple[tuple[str, Any], ...],
+    place: Place,
+    batch_axes: tuple[str, ...],
+    in_specs: Any,
+    out_specs: P,
+) -> jax.Array:
+    """Maps `f` over all axes of a mesh."""
+    assert place.mesh is not None  # num_ranks has checked
+
+    def on_parts(arrays: Any, weights: Any) -> jax.Array:
+        # Other ranks have other examples: the gradients of all are summed.
+        return f(*arrays, *copy_to(weights, batch_axes), place.axis_name, **dict(options))
+
+    mapped = jax.shard_map(on_parts, mesh=place.mesh, in_specs=in_specs, out_specs=out_specs)
+    return mapped(arrays, weights)
+
+
+_compiled_on_mesh = jax.jit(
+    _on_mesh, static_argnames=("f", "options", "place", "batch_axes", "in_specs", "out_specs")
+)

@@ -55,9 +55,10 @@ def vocab_parallel_cross_entropy(
     place = Place(call, axis_name, mesh)
     if not place.is_mapped:
         place.check_divides("the vocabulary", logits.shape[-1])
-    return place.run(
-        cross_entropy,
-        [(logits, -1), (labels, None)],
-        [],
-        (labels.ndim, None),
-    )
+    # As many dimensions as the logits have, of which the first may be split by examples.
+    operands = [(logits, -1), (labels[..., None], None)]
+    return place.run(_with_last, operands, [], (logits.ndim, None))[..., 0]
+
+
+def _with_last(logits: jax.Array, labels: jax.Array, axis_name: str | None) -> jax.Array:
+    return cross_entropy(logits, labels[..., 0], axis_name)[..., None]

@@ -87,6 +87,28 @@ def test_on_global_arrays_and_on_one_device():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+def test_examples_without_a_sequence_are_shared_out():
+    """Over the mesh's other axes: no rank computes the examples of another."""
+    logits, labels = (leaf.reshape(48, *leaf.shape[2:]) for leaf in examples(np.float32))
+    mesh = mesh_of(data=2, tensor=4)
+
+    def loss(f: Any) -> Any:
+        def of_logits(logits: Any) -> Any:
+            losses = f(logits, labels)
+            return (losses * np.arange(48, dtype=np.float32)).sum(), losses
+
+        return jax.value_and_grad(of_logits, has_aux=True)
+
+    ours = loss(lambda logits, labels: vocab_parallel_cross_entropy(logits, labels, mesh=mesh))
+    want = loss(optax.softmax_cross_entropy_with_integer_labels)(logits)
+    for a, b in zip(jax.tree.leaves(jax.jit(ours)(logits)), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    embed = jaxcoll.VocabParallelEmbed(VOCABULARY, 8, mesh=mesh)
+    table = embed.init(jax.random.key(0), labels)
+    for f, x, width in ((ours, logits, ()), (lambda x: embed.apply(table, x), labels, (8,))):
+        assert {row.shapes[0] for row in jaxcoll.explain(f, x).rows} == {(24, *width)}
+
+
 def test_errors():
     logits, labels = examples(np.float32)
     mesh = mesh_of(tensor=4)
