@@ -100,7 +100,7 @@ class Layer:
         return rng.normal(size=(2, SEQUENCE, width))
 
 
-def _pair(name: str, *features: int, **options: Any) -> tuple[Any, Any]:
+def pair(name: str, *features: int, **options: Any) -> tuple[Any, Any]:
     """Returns a layer's two factories; the first number is left out for linen, which sees x."""
     return (
         ft.partial(getattr(jaxcoll, name), *features[1:], **options),
@@ -110,7 +110,7 @@ def _pair(name: str, *features: int, **options: Any) -> tuple[Any, Any]:
 
 def _norm(name: str, split: str) -> Layer:
     of_x = -1 if split == "features" else None
-    linen, of_nnx = _pair(name, WIDTH, split=split)
+    linen, of_nnx = pair(name, WIDTH, split=split)
     return Layer(
         f"{name}_{split}",
         linen,
@@ -122,34 +122,34 @@ def _norm(name: str, split: str) -> Layer:
 
 
 def _tp(name: str, mode: str) -> Layer:
-    return Layer(f"{name}_{mode}", *_pair(name, WIDTH, HIDDEN, tp_mode=mode), dense, -1, -1)
+    return Layer(f"{name}_{mode}", *pair(name, WIDTH, HIDDEN, tp_mode=mode), dense, -1, -1)
 
 
 _SEQUENCE = {"follows_sequence": (True, True)}
 LAYERS = (
     Layer(
         "column",
-        *_pair("ColumnParallelDense", WIDTH, HIDDEN),
+        *pair("ColumnParallelDense", WIDTH, HIDDEN),
         dense,
         split_out=-1,
         follows_sequence=(True, False),
     ),
     Layer(
         "column_gathered",
-        *_pair("ColumnParallelDense", WIDTH, HIDDEN, gather_output=True),
+        *pair("ColumnParallelDense", WIDTH, HIDDEN, gather_output=True),
         dense,
         follows_sequence=(True, False),
     ),
     Layer(
         "row",
-        *_pair("RowParallelDense", HIDDEN, WIDTH),
+        *pair("RowParallelDense", HIDDEN, WIDTH),
         dense,
         split_in=-1,
         follows_sequence=(False, True),
     ),
     Layer(
         "row_without_bias",
-        *_pair("RowParallelDense", WIDTH, WIDTH, use_bias=False),
+        *pair("RowParallelDense", WIDTH, WIDTH, use_bias=False),
         dense,
         split_in=-1,
         follows_sequence=(False, True),
@@ -173,20 +173,20 @@ LAYERS = (
     ),
     Layer(
         "attention",
-        *_pair("TPAttention", WIDTH, HEADS, is_causal=True),
+        *pair("TPAttention", WIDTH, HEADS, is_causal=True),
         ft.partial(attention, num_kv_heads=HEADS, width=WIDTH // HEADS),
         **_SEQUENCE,
     ),
     Layer(
         "attention_of_groups",
-        *_pair("TPAttention", WIDTH, 2 * HEADS, num_kv_heads=HEADS, head_width=2, is_causal=True),
+        *pair("TPAttention", WIDTH, 2 * HEADS, num_kv_heads=HEADS, head_width=2, is_causal=True),
         ft.partial(attention, num_kv_heads=HEADS, width=2),
         **_SEQUENCE,
     ),
-    Layer("mlp", *_pair("TPMLP", WIDTH, HIDDEN), ft.partial(mlp, gated=False), **_SEQUENCE),
+    Layer("mlp", *pair("TPMLP", WIDTH, HIDDEN), ft.partial(mlp, gated=False), **_SEQUENCE),
     Layer(
         "mlp_gated",
-        *_pair("TPMLP", WIDTH, HIDDEN, gated=True, use_bias=False),
+        *pair("TPMLP", WIDTH, HIDDEN, gated=True, use_bias=False),
         ft.partial(mlp, gated=True),
         **_SEQUENCE,
     ),

@@ -6,7 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
+from jaxcoll.collectives.all_gather import all_gather
 from jaxcoll.nn._place import Place
 
 
@@ -15,7 +18,8 @@ class Heads:
     """How an attention layer's features are made of heads.
 
     The joint projection's features are those of a key-value head's queries, its key and its value,
-    head after head: so each rank's part of them is whole heads, whatever the number of ranks.
+    head after head: so each rank's part of them is whole heads, whatever the number of ranks. Where
+    there are more ranks than key-value heads, those that share one exchange what they made of it.
 
     Attributes:
         place: where.
@@ -68,7 +72,11 @@ class Heads:
             raise ValueError(
                 f"{self.place.call}: dropout: expected a share in [0, 1), got {self.dropout}."
             )
-        self.place.check_divides("num_kv_heads", self.num_kv_heads)
+        if self.place.num_ranks % self.num_kv_heads:
+            self.place.check_divides("num_kv_heads", self.num_kv_heads)
+        self.place.check_divides("num_heads", self.num_heads)
+        features = "(num_heads + 2 * num_kv_heads) * head_width"
+        self.place.check_divides(features, self.qkv_features)
 
     @property
     def qkv_features(self) -> int:
@@ -86,7 +94,7 @@ class Heads:
             raise ValueError(
                 f"{self.place.call}: x: expected (b, s, d), got {qkv.ndim} dimensions."
             )
-        batch, length, features = qkv.shape
+        batch, length, _ = qkv.shape
         if mask is not None and (
             mask.dtype != bool
             or mask.shape not in ((1, 1, length, length), (batch, 1, length, length))
@@ -96,7 +104,19 @@ class Heads:
                 f"{length}), got {mask.dtype} of {mask.shape}. A mask can't differ between heads, "
                 "of which each rank has others."
             )
-        ratio = self.num_heads // self.num_kv_heads
+        num_kv_heads = self.num_kv_heads
+        if self.place.num_ranks > num_kv_heads:
+            num_kv_heads = self.place.num_ranks
+            qkv = self.place.run(
+                _with_shared_head,
+                [(qkv, -1)],
+                [],
+                (3, -1),
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_width=self.head_width,
+            )
+        ratio = self.num_heads // num_kv_heads
         qkv = qkv.reshape(batch, length, -1, ratio + 2, self.head_width)
         query = qkv[..., :ratio, :].reshape(batch, length, -1, self.head_width)
         keys, value = qkv[..., ratio, :], qkv[..., ratio + 1, :]
@@ -108,7 +128,7 @@ class Heads:
             )
         else:
             mixed = self._plain(query, keys, value, mask, key)
-        return mixed.reshape(batch, length, features * ratio // (ratio + 2))
+        return mixed.reshape(batch, length, -1)
 
     def _plain(
         self, query: Any, keys: Any, value: Any, mask: jax.Array | None, key: jax.Array | None
@@ -130,3 +150,20 @@ class Heads:
             weights = jnp.where(kept, weights / (1 - self.dropout), 0)
         mixed = jnp.einsum("bgrqs,bsgk->bqgrk", weights.astype(value.dtype), value)
         return mixed.reshape(batch, length, num_heads, width)
+
+
+def _with_shared_head(
+    qkv: jax.Array, axis_name: str, *, num_heads: int, num_kv_heads: int, head_width: int
+) -> jax.Array:
+    """Returns a rank's queries with the key and the value that they share with other ranks'.
+
+    For more ranks than key-value heads: of a head's features each rank has made a part.
+    """
+    size = lax.axis_size(axis_name)
+    num_sharing = size // num_kv_heads
+    groups = np.arange(size).reshape(num_kv_heads, num_sharing).tolist()
+    of_head = all_gather(qkv, axis_name, axis=2, tiled=True, axis_index_groups=groups)
+    width = num_heads // size * head_width
+    first = lax.axis_index(axis_name) % num_sharing * width
+    queries = lax.dynamic_slice_in_dim(of_head, first, width, axis=2)
+    return jnp.concatenate([queries, of_head[..., -2 * head_width :]], axis=2)

@@ -22,7 +22,7 @@ class TPAttention(SplitBlock):
     Attributes:
         num_heads: of queries, on all ranks.
         num_kv_heads: of keys and values, which several heads share (grouped queries); as many as
-            `num_heads` without. p must divide them.
+            `num_heads` without. p must divide them, or they p; p must divide `num_heads` too.
         head_width: features of a head; `d / num_heads` without.
         is_causal: whether a position sees none that come after it.
         rotate: a function of queries and of keys, `(b, s, heads, width)`, for rotary positions.
@@ -42,7 +42,9 @@ class TPAttention(SplitBlock):
             width that the heads can't share; what the layers raise.
 
     Cost: an all_reduce forward and one backward, of `(b, s, d)`; with `sequence_parallel` an
-        all_gather and a reduce_scatter in each direction.
+        all_gather and a reduce_scatter in each direction. With fewer key-value heads than ranks, an
+        all_gather of `qkv` forward and a reduce_scatter backward as well, between the ranks that
+        share one; the weights stay split.
     Source: Shoeybi et al., "Megatron-LM" (2019); Ainslie et al., "GQA: Training Generalized
         Multi-Query Transformer Models from Multi-Head Checkpoints" (2023).
     """

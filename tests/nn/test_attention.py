@@ -1,14 +1,16 @@
 """What is particular to attention: masks, half precision, and which rank drops what."""
 
+import functools as ft
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import layers
 import numpy as np
 import pytest
-from layers import attention
-from training import mesh_of
+from layers import Layer, attention, pair, pure
+from training import assert_trained_as, mesh_of
 
 import jaxcoll
 
@@ -87,6 +89,53 @@ def one_a_head(key: Any, shape: Any, dtype: Any) -> Any:
     del key
     rows = np.arange(HEADS) * (WIDTH // HEADS)
     return jnp.zeros(shape, dtype).at[rows, np.arange(HEADS)].set(1)
+
+
+@pytest.mark.parametrize(
+    ("library", "place", "sequence_parallel", "num_kv_heads"),
+    [
+        ("linen", "typed", False, 2),
+        ("nnx", "typed", True, 1),
+        ("linen", "untyped", True, 2),
+        ("nnx", "global", False, 2),
+    ],
+)
+def test_more_ranks_than_key_value_heads(
+    library: str, place: str, sequence_parallel: bool, num_kv_heads: int
+):
+    """Trained with SGD: the gradients of a shared head's weights are of all who share it."""
+    options = {"num_kv_heads": num_kv_heads, "head_width": 4, "is_causal": True}
+    row = Layer(
+        "attention",
+        *pair("TPAttention", layers.WIDTH, 8, **options),
+        ft.partial(attention, num_kv_heads=num_kv_heads, width=4),
+    )
+    weights = np.random.default_rng(2).normal(size=row.x().shape)
+
+    def trained(apply: Any, params: Any, x: Any, weights: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return (jnp.sin(apply(params, x)) * weights).sum()
+
+        for _ in range(3):
+            grads = jax.grad(loss)(params)
+            params = jax.tree.map(lambda leaf, grad: leaf - 0.01 * grad, params, grads)
+        return params
+
+    with jax.enable_x64(True):
+        made = pure(row, library, mesh_of(tensor=4), sequence_parallel=sequence_parallel)
+        f = ft.partial(trained, made.apply)
+        if place != "global":
+            of_x = jax.P(None, "tensor") if sequence_parallel else jax.P()
+            f = jax.shard_map(
+                f,
+                mesh=mesh_of(tensor=4),
+                in_specs=(made.specs, of_x, of_x),
+                out_specs=made.specs,
+                check_vma=place == "typed",
+            )
+        got = jax.jit(f)(made.params, row.x(), weights)
+        want = jax.jit(ft.partial(trained, row.plain))(made.params, row.x(), weights)
+        assert_trained_as(got, want)
 
 
 def test_errors():

@@ -18,7 +18,7 @@ X = np.ones((4, 8, 16), np.float32)
 
 def linen() -> Any:
     """Returns a layer's result and its gradients; the layer is made anew, as in a linen model."""
-    layer = jaxcoll.TPAttention(4, mesh=mesh_of(data=2, tensor=4))
+    layer = jaxcoll.TPAttention(4, num_kv_heads=1, mesh=mesh_of(data=2, tensor=4))
     params = nn.unbox(jax.eval_shape(layer.init, jax.random.key(0), X))
     ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), params)
     return jax.value_and_grad(lambda params: layer.apply(params, X).sum())(ones)

@@ -44,10 +44,22 @@ def make(library: str, name: str, *features: int, mesh: Any = None, **options: A
             {"num_kv_heads": 4},
         ),
         (
-            "num_kv_heads: 2 can't be split over the 4",
+            "num_kv_heads: 3 can't be split over the 4",
             "TPAttention",
             (12, 12),
+            {"num_kv_heads": 3},
+        ),
+        (
+            "num_heads: 6 can't be split over the 4",
+            "TPAttention",
+            (12, 6),
             {"num_kv_heads": 2},
+        ),
+        (
+            "head_width: 6 can't be split over the 4",
+            "TPAttention",
+            (4, 4),
+            {"num_kv_heads": 1},
         ),
         (
             "'model' is not an axis of the mesh",

@@ -129,7 +129,7 @@ def test_every_collective_is_ours(place: str, options: str):
     """None is left to the sums that JAX would insert in the backward pass."""
     mesh = mesh_of(data=2, tensor=2)
     split: Any = {"mesh": mesh, **OPTIONS[options]}
-    model = TransformerLM(8, 1, 16, 4, axis_name="tensor", **split)
+    model = TransformerLM(8, 1, 16, 4, num_kv_heads=1, axis_name="tensor", **split)
     tokens = np.zeros((2, 4), int)
     boxed = jax.eval_shape(model.init, jax.random.key(0), tokens)
     specs, params = nn.get_partition_spec(boxed), nn.unbox(boxed)

@@ -114,7 +114,10 @@ def test_layers_made_under_vmap():
 
 
 def test_a_checkpoint_of_one_mesh_serves_all(tmp_path: Any):
-    """Two ranks in sync, four with collective matmuls, then one: as if nothing had happened."""
+    """Two ranks in sync, four with collective matmuls, then one: as if nothing had happened.
+
+    Of the four ranks two share a key-value head.
+    """
     windows = np.random.default_rng(0).integers(0, 8, (8, 9))
     data = windows[:, :-1], windows[:, 1:]
 
@@ -123,7 +126,7 @@ def test_a_checkpoint_of_one_mesh_serves_all(tmp_path: Any):
 
     def start(size: int, **options: Any) -> tuple[Any, Any]:
         mesh = mesh_of(data=8 // size, tensor=size)
-        model = TransformerLM(8, 1, 16, 4, axis_name="tensor", mesh=mesh, **options)
+        model = TransformerLM(8, 1, 16, 4, num_kv_heads=2, axis_name="tensor", mesh=mesh, **options)
         optimizer = optax.sgd(0.1, momentum=0.9)
         state = create_train_state(model, optimizer, jax.random.key(0), data, mesh)
         step = jax.shard_map(
