@@ -16,6 +16,10 @@ GONE, MISMATCH, BEHIND, SLOW = 3, 4, 5, 6
 _LEAST_CALLS = 10
 _LATE_NS = 1_000_000
 _WAIT_SHARE = 0.1
+# A call of a job that runs waits long from so long on, and from so many times what those of its
+# site usually take, where enough of them are known.
+_LONG_WAIT_NS = 1_000_000_000
+_LONG_WAIT = 3.0
 # A group is slow where it moves the same data so many times slower than the other groups.
 _SLOW_LINK = 3.0
 _MOST_SHOWN = 8
@@ -54,7 +58,9 @@ def report(paths: Sequence[str | Path]) -> tuple[str, int]:
     lines += [f"error: {reason}" for reason in sorted(reasons)]
     lines += [finding.text for finding in found]
     if not found:
-        lines.append("nothing is wrong: no rank is waited for, and none is late again and again")
+        lines.append(
+            "nothing is wrong: no rank is waited for long, and none is late again and again"
+        )
     return "\n\n".join(lines), found[0].status if found else 0
 
 
@@ -85,7 +91,8 @@ def _open_calls(dumps: Dumps) -> list[list[Call]]:
     """Returns the calls that did not end, those of ranks that met together; the oldest first.
 
     A call that failed has been dealt with where the processes have attached anew since, or its
-    device has gone on to another program.
+    device has gone on to another program. One that did not fail is no news where all have come,
+    or it does not wait for long.
     """
     met: dict[tuple[int, ...], list[Call]] = collections.defaultdict(list)
     epoch = max((call.epoch for call in dumps.calls), default=0)
@@ -99,7 +106,39 @@ def _open_calls(dumps: Dumps) -> list[list[Call]]:
         is_past = after is not None and after.sequence > call.sequence and after.run != call.run
         if call.is_open and call.epoch in (0, epoch) and not (call.resumed and is_past):
             met[call.key].append(call)
-    return sorted(met.values(), key=lambda calls: min(call.arrived for call in calls))
+    hangs = [calls for calls in met.values() if _missing_ranks(dumps, calls)]
+    hangs = [calls for calls in hangs if _failed(calls) or _waits_long(dumps, calls)]
+    return sorted(hangs, key=lambda calls: min(call.arrived for call in calls))
+
+
+def _missing_ranks(dumps: Dumps, calls: list[Call]) -> list[int]:
+    """Returns the ranks that did not come to a call.
+
+    The dumps of a job that runs are not of one moment: whose dump has the call as ended, or a later
+    one of its site, has come.
+    """
+    known = dumps.by_series[calls[0].series]
+    came = {call.rank for call in known if call.occurrence >= calls[0].occurrence}
+    return sorted(set(range(dumps.ranks_of(calls[0]))) - came)
+
+
+def _failed(calls: list[Call]) -> bool:
+    return any(call.resumed for call in calls)
+
+
+def _waited(dumps: Dumps, calls: list[Call]) -> int:
+    """Returns for how long the first one to come has waited, in ns."""
+    ends = max(call.resumed or _now(dumps, call) for call in calls)
+    return ends - min(call.arrived for call in calls)
+
+
+def _waits_long(dumps: Dumps, calls: list[Call]) -> bool:
+    took: dict[tuple[int, ...], int] = collections.defaultdict(int)
+    for call in dumps.by_series[calls[0].series]:
+        if call.moved:
+            took[call.key] = max(took[call.key], call.moved - call.arrived)
+    usual = statistics.median(took.values()) if len(took) >= _LEAST_CALLS else 0
+    return _waited(dumps, calls) > max(_LONG_WAIT_NS, _LONG_WAIT * usual)
 
 
 def _gone(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
@@ -115,8 +154,7 @@ def _gone(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
 
 
 def _missing_places(dumps: Dumps, calls: list[Call]) -> list[Place | None]:
-    ranks = set(range(dumps.ranks_of(calls[0]))) - {call.rank for call in calls}
-    return [dumps.place_of(calls[0], rank) for rank in sorted(ranks)]
+    return [dumps.place_of(calls[0], rank) for rank in _missing_ranks(dumps, calls)]
 
 
 def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
@@ -196,16 +234,13 @@ def _before(dumps: Dumps, call: Call) -> Call | None:
 
 
 def _behind_text(dumps: Dumps, calls: list[Call], late: list[Place]) -> str:
-    waited = (max(call.resumed or _now(dumps, call) for call in calls)) - min(
-        call.arrived for call in calls
-    )
-    ranks = sorted(set(range(dumps.ranks_of(calls[0]))) - {call.rank for call in calls})
+    ranks = _missing_ranks(dumps, calls)
     missing = [rank for rank in ranks if dumps.place_of(calls[0], rank) in late]
     lines = [
         f"rank {_joined(missing)} ({_joined(map(_place_text, late), '; ')}) is behind: it did not "
         "come to",
         f"  {_call_text(dumps, calls[0])},",
-        f"in which {_ranks(calls)} waited for {waited * 1e-9:.1f} s.",
+        f"in which {_ranks(calls)} waited for {_waited(dumps, calls) * 1e-9:.1f} s.",
     ]
     for process in dict.fromkeys(place.process for place in late):
         lines += _doing(dumps, process)
@@ -220,7 +255,7 @@ def _doing(dumps: Dumps, process: int) -> list[str]:
     """Says what a process did last."""
     dump = dumps.by_process[process]
     own = [call for call in dumps.calls if call.place.process == process]
-    ended = max((c for c in own if c.moved), key=lambda c: c.resumed, default=None)
+    ended = max((c for c in own if c.moved and c.resumed), key=lambda c: c.resumed, default=None)
     lines = [f"It is {dump['state']}."] if dump["state"] == "stopped" else []
     if ended is not None:
         ago = (dump["clock"]["wall_ns"] - ended.resumed) * 1e-9

@@ -1,6 +1,8 @@
 """The dumps of a job, read: its calls, which of them meet, and who was to come."""
 
+import collections
 import dataclasses
+import functools as ft
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 
 from jaxcoll.diagnosis.dumps import FORMAT
 
-# As csrc/host/exchange.h, Exchange::Execution.
+# As csrc/host/exchange.h, Exchange::Execution, and csrc/host/meeting.cc, FirstExecution.
 _OCCURRENCE_BITS = 40
 
 
@@ -50,8 +52,15 @@ class Call:
 
     @property
     def occurrence(self) -> int:
-        """Of a call across processes: how often its group had come to its site then."""
-        return self.execution & ((1 << _OCCURRENCE_BITS) - 1)
+        """Of a call that meets others: which one of its series, from 1."""
+        return abs(self.execution) & ((1 << _OCCURRENCE_BITS) - 1)
+
+    @property
+    def series(self) -> tuple[int, ...]:
+        """The same for calls that each rank makes one after another, and counts."""
+        counted = abs(self.execution) >> _OCCURRENCE_BITS
+        where = () if self.execution > 0 else (self.place.process,)
+        return (self.group, self.site, counted, *where)
 
     @property
     def is_open(self) -> bool:
@@ -65,6 +74,14 @@ class Dumps:
 
     by_process: dict[int, dict[str, Any]]
     calls: list[Call]
+
+    @ft.cached_property
+    def by_series(self) -> dict[tuple[int, ...], list[Call]]:
+        """The calls of each series."""
+        found: dict[tuple[int, ...], list[Call]] = collections.defaultdict(list)
+        for call in self.calls:
+            found[call.series].append(call)
+        return found
 
     @property
     def num_processes(self) -> int:

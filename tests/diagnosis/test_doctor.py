@@ -195,6 +195,71 @@ def test_a_folder_without_dumps(tmp_path, capsys):
     assert "no dumps (process_*.json)" in capsys.readouterr().err
 
 
+def still_in(job: Job, rank: int, number: int, *, waited_ms: int) -> None:
+    """Has a rank's dump end in a call that, as the others', ended."""
+    row = list(job.rows[rank][number])
+    del job.rows[rank][number + 1 :]
+    moment = CALL.names.index("arrived")
+    row[moment:] = [10**9 - (5000 * rank + waited_ms) * MS, *row[moment + 1 : moment + 2], 0, 0, 0]
+    job.rows[rank][number] = tuple(row)
+
+
+@pytest.mark.parametrize(("number", "forgotten"), [(39, 0), (38, 0), (31, 0), (39, 39), (31, 39)])
+def test_dumps_of_a_job_that_goes_on_are_not_of_one_moment(job, number, forgotten, tmp_path):
+    """The others' show that the call ended, or a later one of its site, where that is forgotten."""
+    still_in(job, 0, number, waited_ms=5000)
+    for rows in job.rows[1:]:
+        del rows[:forgotten]
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == 0, text
+
+
+def test_the_same_of_the_devices_of_a_process(job, tmp_path):
+    """Whose executions count down, for each meeting of its own."""
+    execution, device = CALL.names.index("execution"), 0
+    dump = job.dumps[0]
+    job.dumps[1:] = [None] * 3
+    dump["num_processes"] = 1
+    for rank in range(RANKS):
+        shift = 5 * rank * 10**9 if rank else 0
+        for i, row in enumerate(job.rows[rank]):
+            moments = [t + shift if t else 0 for t in row[8:]]
+            job.rows[rank][i] = (rank, *row[1:execution], -row[execution], *row[6:8], *moments)
+    still_in(job, 0, 38, waited_ms=5000)
+    rest = [row for rows in job.rows[1:] for row in rows]
+    job.rows[0] += rest
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == 0, text
+    job.rows[0] = [row for row in job.rows[0] if row[device] != 2]
+    job.rows[0].append((2, 1, 1, GROUP, 2, -(1 << 40) - 99, *rest[0][6:]))  # another meeting's
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.BEHIND, text
+    assert "rank 2 (process 0, device 2) is behind" in text
+
+
+def opened(job: Job, waited_ms: int) -> None:
+    """Has rank 2 be waited for in a call that did not fail."""
+    job.call(1, (0, 1, 3))
+    for rank in (0, 1, 3):
+        still_in(job, rank, len(job.rows[rank]) - 1, waited_ms=waited_ms)
+
+
+@pytest.mark.parametrize(("waited_ms", "status"), [(900, 0), (1100, doctor.BEHIND)])
+def test_who_is_waited_for_while_the_job_goes_on_is_behind_after_a_second(
+    job, waited_ms, status, tmp_path
+):
+    opened(job, waited_ms)
+    assert doctor.report(job.write(tmp_path))[1] == status
+
+
+@pytest.mark.parametrize(("waited_ms", "status"), [(5000, doctor.SLOW), (7000, doctor.BEHIND)])
+def test_a_straggler_of_seconds_is_behind_where_it_is_later_than_ever(waited_ms, status, tmp_path):
+    job = Job()
+    job.steps(10, late=2, by_ms=2000)
+    opened(job, waited_ms)
+    assert doctor.report(job.write(tmp_path))[1] == status
+
+
 def test_the_command(job, tmp_path, capsys):
     job.call(1, (0, 1, 3))
     assert cli.main(["doctor", *job.write(tmp_path)]) == doctor.BEHIND
