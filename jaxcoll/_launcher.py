@@ -105,20 +105,18 @@ def _once(
         # Unbuffered: a rank's line is seen when it is written.
         out = stack.enter_context(open(sys.stdout.fileno(), "wb", 0, closefd=False))
         err = stack.enter_context(open(sys.stderr.fileno(), "wb", 0, closefd=False))
-        if options.trace is not None and host_id == 0:
-            trace.remove_parts(Path(options.trace).absolute(), hosts * options.n)
         try:
             outcome = Job(ranks, out, err).run(signals)
         except OSError as error:
             return Outcome(1, f"a rank could not be started: {error}", False)
         if options.trace is not None and host_id == 0:
-            _finish_trace(Path(options.trace).absolute(), options)
+            _finish_trace(Path(options.trace).absolute(), shared["JAXCOLL_JOB"], options)
         return outcome
 
 
-def _finish_trace(path: Path, options: Options) -> None:
+def _finish_trace(path: Path, job: str, options: Options) -> None:
     hosts = options.hosts or 1
-    parts = trace.read_parts(path, hosts * options.n, _TRACE_S if hosts > 1 else 0.0)
+    parts = trace.Parts(path, job).read(hosts * options.n, _TRACE_S if hosts > 1 else 0.0)
     if parts:
         trace.finish(parts, path)
 

@@ -34,7 +34,8 @@ class _Others:
     """The other processes of this host, as far as they may be read."""
 
     boxes: ClassVar[dict[int, BlackBox]] = {}
-    job = os.environ.get("JAXCOLL_JOB") or secrets.token_hex(8)
+    named = os.environ.get("JAXCOLL_JOB")
+    job = named or secrets.token_hex(8)
 
 
 class _Folder:
@@ -46,6 +47,11 @@ class _Folder:
 def card() -> dict[str, str]:
     """Returns what all processes of a job take from the first one."""
     return {"job": _Others.job, "folder": str(folder() or "")}
+
+
+def job() -> str:
+    """Names the job as all of its processes do; empty where they have not agreed on a name."""
+    return _Others.job if _Others.named or _Folder.shared is not None else ""
 
 
 def observe(others: Mapping[int, BlackBox], first: Mapping[str, str]) -> None:

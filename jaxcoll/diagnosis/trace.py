@@ -1,7 +1,11 @@
 """`trace`: a timeline of the collectives of all ranks while a block runs."""
 
 import atexit
+import collections
 import contextlib
+import dataclasses
+import glob
+import hashlib
 import json
 import os
 import threading
@@ -26,6 +30,57 @@ VARIABLE = "JAXCOLL_TRACE"
 _PERIOD_S = 0.002
 # How long the first process waits for what the others have seen.
 _PARTS_S = 30.0
+# How often this process has traced to a path; the others as often.
+_counts: collections.Counter[Path] = collections.Counter()
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The files in which the processes leave what they have seen, for one timeline.
+
+    Attributes:
+        path: of the timeline.
+        job: its name.
+        number: which timeline of the job at that path, from 1; 0: of the whole script.
+    """
+
+    path: Path
+    job: str
+    number: int = 0
+
+    def _of_job(self) -> str:
+        return f"{self.path.name}.{hashlib.sha256(self.job.encode()).hexdigest()[:16]}."
+
+    def _file(self, process: int) -> Path:
+        return self.path.with_name(f"{self._of_job()}{self.number}.process_{process}")
+
+    def write(self, process: int, part: Mapping[str, Any]) -> None:
+        """Writes what a process has seen where the first one looks for it."""
+        file = self._file(process)
+        hidden = file.with_name(f".{file.name}")
+        hidden.write_text(json.dumps(part))
+        hidden.replace(file)
+
+    def read(self, count: int, limit_s: float = 0.0) -> dict[int, dict[str, Any]]:
+        """Returns what all processes have seen; waits for those that lack.
+
+        Removes the files, and what other jobs have left at this path.
+        """
+        until = time.monotonic() + limit_s
+        files = {process: self._file(process) for process in range(count)}
+        while time.monotonic() < until and not all(file.exists() for file in files.values()):
+            time.sleep(0.02)
+        parts = {}
+        for process, file in files.items():
+            try:
+                parts[process] = json.loads(file.read_text())
+                file.unlink()
+            except FileNotFoundError:
+                logger.warning("jaxcoll: trace: process %d has left nothing", process)
+        for file in self.path.parent.glob(f"{glob.escape(self.path.name)}.*.process_*"):
+            if not file.name.startswith(self._of_job()):
+                file.unlink(missing_ok=True)
+        return parts
 
 
 @contextlib.contextmanager
@@ -61,6 +116,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     watcher.start()
     path = Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
+    _counts[path] += 1
     collector = Collector(box)
     collector.start()
     patience_s = 0.0  # after an error nobody is waited for
@@ -73,9 +129,10 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         if count == 1:
             finish({0: part}, path)
         else:
-            write_part(path, process, part)
+            parts = Parts(path, dumps.job(), _counts[path])
+            parts.write(process, part)
             if process == 0:
-                finish(read_parts(path, count, patience_s), path)
+                finish(parts.read(count, patience_s), path)
 
 
 def follow(path: str) -> None:
@@ -90,7 +147,7 @@ def follow(path: str) -> None:
     def leave() -> None:
         await_steps()
         process, _ = _compat.process_id_and_count()
-        write_part(Path(path), process, collector.end())
+        Parts(Path(path), dumps.job()).write(process, collector.end())
 
     atexit.register(leave)
 
@@ -146,40 +203,6 @@ class Collector(threading.Thread):
             "sites": {str(s): t for s, t in self._box.sites().items()},
             "state": "ended",
         }
-
-
-def write_part(path: Path, process: int, part: Mapping[str, Any]) -> None:
-    """Writes what a process has seen where the first one looks for it."""
-    file = _part(path, process)
-    hidden = file.with_name(f".{file.name}")
-    hidden.write_text(json.dumps(part))
-    hidden.replace(file)
-
-
-def _part(path: Path, process: int) -> Path:
-    return path.with_name(f"{path.name}.process_{process}")
-
-
-def remove_parts(path: Path, count: int) -> None:
-    """Removes what an earlier job has left."""
-    for process in range(count):
-        _part(path, process).unlink(missing_ok=True)
-
-
-def read_parts(path: Path, count: int, limit_s: float = 0.0) -> dict[int, dict[str, Any]]:
-    """Returns what all processes have seen, and removes the files; waits for those that lack."""
-    until = time.monotonic() + limit_s
-    files = {process: _part(path, process) for process in range(count)}
-    while time.monotonic() < until and not all(file.exists() for file in files.values()):
-        time.sleep(0.02)
-    parts = {}
-    for process, file in files.items():
-        try:
-            parts[process] = json.loads(file.read_text())
-            file.unlink()
-        except FileNotFoundError:
-            logger.warning("jaxcoll: trace: process %d has left nothing", process)
-    return parts
 
 
 def finish(parts: dict[int, dict[str, Any]], path: Path) -> None:

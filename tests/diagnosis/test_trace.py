@@ -1,6 +1,7 @@
 """The timeline, against times that the tests take themselves, and by hand."""
 
 import collections
+import contextlib
 import json
 import re
 import time
@@ -11,7 +12,8 @@ import pytest
 from checks import mapped, mesh, native_missing, zero_late
 
 import jaxcoll
-from jaxcoll.diagnosis import timeline
+from jaxcoll import _compat
+from jaxcoll.diagnosis import dumps, timeline, trace
 from jaxcoll.diagnosis.records import Call, Dumps, Place
 
 needs_engine = pytest.mark.skipif(native_missing() is not None, reason="there is nothing to record")
@@ -86,6 +88,45 @@ def test_more_calls_than_a_black_box_keeps(tmp_path, caplog):
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     lost = sum(int(n) for n in re.findall(r"(\d+) calls came too fast", caplog.text))
     assert sum(e.get("cat") == "call" for e in events) + lost == 2 * 3 * 3000
+
+
+@needs_engine
+def test_what_an_earlier_block_has_left_is_of_no_timeline(tmp_path, monkeypatch, caplog):
+    """A block that fails on process 0 leaves what the others write after that."""
+
+    def block(process, *, fails=False):
+        monkeypatch.setattr(_compat, "process_id_and_count", lambda: (process, 2))
+        with contextlib.suppress(ZeroDivisionError), jaxcoll.trace(tmp_path / "t[1].json"):
+            assert 1 / (not fails)
+
+    def job(name):
+        monkeypatch.setattr(dumps, "job", lambda: name)
+        trace._counts.clear()
+
+    def left():
+        return {file.name.rpartition(".")[2] for file in tmp_path.iterdir()}
+
+    monkeypatch.setattr(trace, "_PARTS_S", 0.0)
+    monkeypatch.setattr(timeline, "draw", lambda *_: None)
+    job("an older one")
+    block(1)
+    assert left() == {"process_1"}
+    job("this one")
+    block(0)
+    assert "process 1 has left nothing" in caplog.text
+    assert left() == {"json"}  # nor is it left for another one
+    job("this one again")
+    block(0, fails=True)
+    job("this one again")
+    block(1)
+    caplog.clear()
+    block(0)  # of both the second block
+    assert "process 1 has left nothing" in caplog.text
+    caplog.clear()
+    job("this one again")
+    block(0)
+    assert not caplog.text
+    assert left() == {"json"}
 
 
 def dumps_of(*calls: Call) -> Dumps:
