@@ -124,15 +124,19 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
         patience_s = _PARTS_S
     finally:
-        part = collector.end()
-        process, count = _compat.process_id_and_count()
-        if count == 1:
-            finish({0: part}, path)
-        else:
-            parts = Parts(path, dumps.job(), _counts[path])
-            parts.write(process, part)
-            if process == 0:
-                finish(parts.read(count, patience_s), path)
+        if collector.is_of_this_process():
+            _leave(collector.end(), path, patience_s)
+
+
+def _leave(part: dict[str, Any], path: Path, patience_s: float) -> None:
+    process, count = _compat.process_id_and_count()
+    if count == 1:
+        finish({0: part}, path)
+        return
+    parts = Parts(path, dumps.job(), _counts[path])
+    parts.write(process, part)
+    if process == 0:
+        finish(parts.read(count, patience_s), path)
 
 
 def follow(path: str) -> None:
@@ -145,6 +149,8 @@ def follow(path: str) -> None:
     collector.start()
 
     def leave() -> None:
+        if not collector.is_of_this_process():
+            return
         await_steps()
         process, _ = _compat.process_id_and_count()
         Parts(Path(path), dumps.job()).write(process, collector.end())
@@ -158,11 +164,16 @@ class Collector(threading.Thread):
     def __init__(self, box: BlackBox) -> None:
         super().__init__(name="jaxcoll-trace", daemon=True)
         self._box = box
+        self._pid = os.getpid()
         self._stops = threading.Event()
         # By device, up to where all calls have ended.
         self._done = {int(call["device"]): int(call["sequence"]) for call in box.calls()}
         self._kept: list[np.ndarray] = []
         self._lost = 0
+
+    def is_of_this_process(self) -> bool:
+        """Tells whether it is no copy in a forked child, whose end is not the process's."""
+        return os.getpid() == self._pid
 
     def run(self) -> None:
         """Looks for new calls until the end."""

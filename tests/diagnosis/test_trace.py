@@ -4,6 +4,8 @@ import collections
 import contextlib
 import json
 import re
+import subprocess
+import sys
 import time
 
 import jax
@@ -127,6 +129,35 @@ def test_what_an_earlier_block_has_left_is_of_no_timeline(tmp_path, monkeypatch,
     block(0)
     assert not caplog.text
     assert left() == {"json"}
+
+
+FORKS = """
+import os, sys
+import jaxcoll
+from jaxcoll.diagnosis import trace
+
+folder = sys.argv[1]
+trace.follow(folder + "/t.json")
+with jaxcoll.trace(folder + "/block.json"):
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+    print(os.listdir(folder), file=sys.stderr)
+"""
+
+
+@needs_engine
+def test_a_forked_child_leaves_nothing(tmp_path):
+    """Neither where it leaves the block, nor at its end."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS, tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == "[]\n"
+    assert any(file.name.endswith(".process_0") for file in tmp_path.iterdir())  # its own
 
 
 def dumps_of(*calls: Call) -> Dumps:
