@@ -123,13 +123,20 @@ def read(paths: Sequence[str | Path]) -> Dumps:
     Raises:
         ValueError: there are none, or a file is none.
     """
+    folders = [Path(path) for path in paths]
+    for path in folders:
+        if not path.exists():
+            raise ValueError(
+                f"doctor: {path}: no such folder or file; expected one with dumps, as an error or "
+                "jaxcoll.dump() names it."
+            )
     files = [
         file
-        for path in map(Path, paths)
+        for path in folders
         for file in (sorted(path.glob("process_*.json")) if path.is_dir() else [path])
     ]
     if not files:
-        raise ValueError(f"no dumps (process_*.json) in {', '.join(map(str, paths))}.")
+        raise ValueError(f"doctor: no dumps (process_*.json) in {', '.join(map(str, paths))}.")
     dumps: dict[int, dict[str, Any]] = {}
     for file in files:
         try:

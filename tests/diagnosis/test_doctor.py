@@ -192,7 +192,11 @@ def test_a_folder_without_dumps(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["doctor", str(tmp_path)])
     assert ended.value.code == 2
-    assert "no dumps (process_*.json)" in capsys.readouterr().err
+    assert f"doctor: no dumps (process_*.json) in {tmp_path}." in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor", str(tmp_path / "none")])
+    assert ended.value.code == 2
+    assert f"doctor: {tmp_path}/none: no such folder or file" in capsys.readouterr().err
 
 
 def still_in(job: Job, rank: int, number: int, *, waited_ms: int) -> None:
