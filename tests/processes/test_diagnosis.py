@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from checks import native_missing
-from processes.run_job import ROOT, job_environment, run_job
+from processes.run_job import JOBS, ROOT, job_environment, run_job
 
-from jaxcoll.diagnosis import doctor
+from jaxcoll import cli
+from jaxcoll.diagnosis import black_box, doctor, top
 
 pytestmark = pytest.mark.skipif(
     native_missing() is not None, reason="the engine across processes is native"
@@ -241,8 +242,6 @@ def test_another_process_reads_a_black_box():
         "box = black_box.of_process(int(sys.argv[1]))\n"
         "print(box.about()['pid'])\n"
     )
-    from jaxcoll.diagnosis import black_box
-
     assert black_box.own() is not None
     done = subprocess.run(
         [sys.executable, "-c", code, str(os.getpid())],
@@ -252,6 +251,53 @@ def test_another_process_reads_a_black_box():
         check=True,
     )
     assert done.stdout == f"{os.getpid()}\n"
+
+
+def test_top_of_a_job(capsys):
+    """By the launcher's pid or by the job's name; and of a rank that is stopped."""
+    job = subprocess.Popen(
+        [sys.executable, "-P", "-m", "jaxcoll", "run", "-n", "2", JOBS / "running.py"],
+        env=job_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+    )
+    pids: dict[int, int] = {}
+    try:
+        assert job.stdout is not None
+        (name,) = {job.stdout.readline().split()[1] for _ in range(2)}
+        boxes = top.find(str(job.pid))
+        pids = {box.about()["process"]: pid for pid, box in boxes.items()}
+        assert sorted(pids) == [0, 1]
+        assert top.find(name).keys() == boxes.keys()
+
+        def rows() -> list[dict[str, str]]:
+            before = {pid: top.look(box) for pid, box in boxes.items()}
+            time.sleep(0.2)
+            now = {pid: top.look(box) for pid, box in boxes.items()}
+            return [dict(zip(top.COLUMNS, row, strict=True)) for row in top.rows(before, now)]
+
+        first, second = rows()
+        for rank, row in enumerate((first, second)):
+            assert (row["process"], row["pid"], row["device"]) == (str(rank), str(pids[rank]), "0")
+            assert row["state"] in black_box.PHASES
+            assert float(row["calls/s"]) > 0
+        os.kill(pids[1], signal.SIGSTOP)
+        until = time.monotonic() + 30
+        while not (first["call"].startswith("all_reduce") and first["calls/s"] == "0"):
+            assert time.monotonic() < until
+            first, second = rows()
+        assert first["state"] in black_box.PHASES
+        assert (second["state"], second["calls/s"]) == ("stopped", "0")
+        assert first["in calls"] == "100%"
+        assert cli.main(["top", name, "--seconds", "0.05", "--times", "1"]) == 0
+        assert "stopped" in capsys.readouterr().out
+    finally:
+        if 1 in pids:
+            os.kill(pids[1], signal.SIGCONT)
+        job.terminate()
+        job.communicate(timeout=60)
 
 
 @full
