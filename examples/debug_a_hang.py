@@ -102,6 +102,8 @@ def main():
         time.sleep(READING_S)
         fault = fault_of(number)
         mine = fault if jax.process_index() == options.rank and not here else 0
+        if number == options.step and (mine or (here and fault)):
+            print(f"step {number}: rank {options.rank} {options.fault}", flush=True)
         if FAULTS[mine] == "stops":
             os.kill(os.getpid(), signal.SIGSTOP)
         if FAULTS[mine] == "dies":

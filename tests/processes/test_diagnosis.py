@@ -1,12 +1,14 @@
 """Of jobs that don't go on: who is to blame, where, and what the doctor says. Real faults."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +26,7 @@ full = pytest.mark.full
 
 EXAMPLE = ROOT / "examples" / "debug_a_hang.py"
 LIMIT_S, GRACE_S, START_S = 3.0, 5.0, 60.0
+END_S = 10.0  # `jaxcoll run` has patience with a rank that does not end, such as a stopped one
 LINES = {  # of the example: what the ranks that wait are said to wait in
     name: next(i for i, line in enumerate(EXAMPLE.read_text().splitlines(), 1) if found in line)
     for name, found in {
@@ -34,20 +37,41 @@ LINES = {  # of the example: what the ranks that wait are said to wait in
 }
 
 
-def debug(fault: str, processes: int, folder: Path, *options: str) -> tuple[str, int, float]:
-    """Runs the example with a fault; returns what it says, its exit status, and the seconds."""
+@dataclasses.dataclass
+class Run:
+    """Of the example: each line that it said, and when, its exit status, and when it ended."""
+
+    lines: list[tuple[float, str]]
+    code: int
+    ended: float
+
+    @property
+    def said(self) -> str:
+        return "".join(line for _, line in self.lines)
+
+    def moments(self, what: str) -> list[float]:
+        return [at for at, line in self.lines if what in line]
+
+
+def debug(fault: str, processes: int, folder: Path) -> Run:
+    """Runs the example with a fault."""
     launcher = ["-m", "jaxcoll", "run", "-n", str(processes)] if processes > 1 else []
-    begin = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *launcher, EXAMPLE, "--fault", fault, *options],
+    process = subprocess.Popen(
+        [sys.executable, *launcher, EXAMPLE.relative_to(ROOT), "--fault", fault],
         env=job_environment() | {"JAXCOLL_DUMP_DIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=START_S + LIMIT_S + GRACE_S,
         cwd=ROOT,
     )
-    return done.stdout, done.returncode, time.monotonic() - begin
+    guard = threading.Timer(START_S + LIMIT_S + GRACE_S + END_S, process.kill)
+    guard.start()
+    try:
+        assert process.stdout is not None
+        lines = [(time.monotonic(), line) for line in process.stdout]
+        return Run(lines, process.wait(), time.monotonic())
+    finally:
+        guard.cancel()
 
 
 def place(name: str) -> str:
@@ -75,9 +99,14 @@ FAULTS = [
     ("fault", "processes", "status", "found", "waits"), FAULTS, ids=lambda v: str(v)[:10]
 )
 def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
-    said, code, _ = debug(fault, processes, tmp_path)
-    assert code != 0, said
-    assert "CollectiveError" in said
+    run = debug(fault, processes, tmp_path)
+    said = run.said
+    assert run.code not in (0, -signal.SIGKILL), said
+    (began,) = run.moments(f"step 10: rank 2 {fault}")
+    raised = run.moments("CollectiveError: ")
+    assert raised, said
+    assert max(raised) - began < LIMIT_S + GRACE_S, said
+    assert run.ended - began < LIMIT_S + GRACE_S + END_S, said
     assert re.search(place(waits), said), said
     if fault == "shape":
         assert re.search(place("reshaped_average"), said), said
@@ -87,14 +116,13 @@ def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
     assert re.search(place(waits), text), text
     if processes > 1:  # the right rank's error on all the others, in time
         assert f'more: jaxcoll doctor "{tmp_path}"' in said
-        waited = [float(seconds) for seconds in re.findall(r"waited (\d+\.\d) s", said)]
-        assert max(waited, default=0) <= LIMIT_S + GRACE_S
+        assert len(raised) >= processes - 1
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(4, marks=full)])
 def test_a_straggler_is_named(processes, tmp_path):
-    said, code, _ = debug("slow", processes, tmp_path)
-    assert code == 0, said
+    run = debug("slow", processes, tmp_path)
+    assert run.code == 0, run.said
     text, status = doctor.report([tmp_path])
     assert status == doctor.SLOW, text
     straggler = "process 2, device 0" if processes > 1 else "process 0, device 2"
@@ -102,9 +130,9 @@ def test_a_straggler_is_named(processes, tmp_path):
 
 
 def test_without_a_fault_nothing_is_wrong(tmp_path):
-    said, code, _ = debug("none", 1, tmp_path)
-    assert code == 0, said
-    assert "30 steps, loss 32.0" in said
+    run = debug("none", 1, tmp_path)
+    assert run.code == 0, run.said
+    assert "30 steps, loss 32.0" in run.said
     assert not list(tmp_path.iterdir())
 
 
