@@ -119,6 +119,12 @@ def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
         assert len(raised) >= processes - 1
 
 
+def test_one_process_cannot_show_how_a_process_dies(tmp_path):
+    run = debug("dies", 1, tmp_path)
+    assert run.code == 2
+    assert "error: --fault dies: expected several processes" in run.said
+
+
 @pytest.mark.parametrize("processes", [1, pytest.param(4, marks=full)])
 def test_a_straggler_is_named(processes, tmp_path):
     run = debug("slow", processes, tmp_path)
