@@ -117,6 +117,35 @@ def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
     if processes > 1:  # the right rank's error on all the others, in time
         assert f'more: jaxcoll doctor "{tmp_path}"' in said
         assert len(raised) >= processes - 1
+    if (fault, processes) == ("stops", 4):
+        for page in PAGES:
+            assert not unlike(page.read_text(), said.splitlines() + text.splitlines())
+
+
+# What documents show of a run, and what is another each time; "…" stands for the rest of a line.
+PAGES = [ROOT / "README.md", ROOT / "docs/how-to/find-a-missing-rank.md"]
+VARIES = (
+    r'\d+\.\d s|pid \d+|"/[^"]*"|line \d+, in main|\d+ calls|on \S+$|'
+    r"(?:in Python|waiting for results) for"
+)
+
+
+def unlike(page: str, said: list[str]) -> list[str]:
+    """Returns the lines of a page's blocks on the example that are not what was said."""
+    blocks = re.findall(r"^```(?:text|console)\n(.*?)^```", page, re.M | re.S)
+    shown = [block for block in blocks if EXAMPLE.name in block]
+    assert len(shown) == 2
+    lines = [line for line in "".join(shown).splitlines() if line.strip("…") and line[0] != "$"]
+    assert len(lines) > 10
+    return [line for line in lines if not any(map(re.compile(like(line)).fullmatch, said))]
+
+
+def like(line: str) -> str:
+    """Returns the pattern of a line that is shown."""
+    parts = re.split(f"({VARIES}|…)", line)
+    parts[::2] = map(re.escape, parts[::2])
+    parts[1::2] = [".*" if part == "…" else f"(?:{VARIES})" for part in parts[1::2]]
+    return "".join(parts)
 
 
 def test_one_process_cannot_show_how_a_process_dies(tmp_path):
