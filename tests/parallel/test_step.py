@@ -1,6 +1,7 @@
 """Train steps of every family: the parameters of the model on one device, after several steps."""
 
 import functools as ft
+import itertools as it
 from typing import Any
 
 import flax.linen as nn
@@ -255,7 +256,8 @@ def test_dropout_differs_between_devices_steps_and_micro_batches(kind: str):
         rank = jax.lax.axis_index("data")
         code = (outputs[0] * np.sqrt(np.arange(2, outputs.shape[1] + 2))).sum()
         of_rank = {f"{i}": jnp.where(rank == i, code, 0.0) for i in range(8)}
-        return {"loss": 0.0 * outputs.sum(), **of_rank}
+        squares = {f"{name} squared": value**2 for name, value in of_rank.items()}
+        return {"loss": 0.0 * outputs.sum(), **of_rank, **squares}
 
     once = data_parallel_train_step(model, loss_fn=loss_fn)
     _, metrics = train(once, start(model, data), data, mesh_of(data=8))
@@ -265,6 +267,9 @@ def test_dropout_differs_between_devices_steps_and_micro_batches(kind: str):
     _, metrics_of_two = train(twice, start(model, data), data, mesh_of(data=8))
     # With one key for both micro-batches, their mean would be that of the first.
     assert not seen & {m[str(rank)] for m in metrics_of_two for rank in range(8)}
+    for m, rank in it.product(metrics_of_two, range(8)):
+        # Means over eight ranks, of which seven give nothing. The codes of both differ.
+        assert 8 * m[f"{rank} squared"] > (8 * m[f"{rank}"]) ** 2 * (1 + 1e-10)
 
 
 class TwiceLinen(nn.Module):

@@ -9,6 +9,7 @@ another text when it is imported.
 import os
 import pathlib
 import sys
+import types
 from importlib.machinery import SourceFileLoader
 
 import pytest
@@ -18,7 +19,7 @@ _get_code = SourceFileLoader.get_code
 
 
 def main(module: str, old: str, new: str, test: str) -> int:
-    def get_code(self: SourceFileLoader, name: str) -> object:
+    def get_code(self: SourceFileLoader, name: str) -> types.CodeType | None:
         if name != module:
             return _get_code(self, name)
         text = pathlib.Path(self.path).read_text()

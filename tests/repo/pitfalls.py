@@ -275,10 +275,9 @@ MUTANTS = [
     # ---- Pipelines -------------------------------------------------------------------------------
     Mutant(
         "what is computed in the bubble reaches a result or a gradient",
-        "parallel/gated.py",
-        "return lax.select(is_on, typed_like(one, is_on), typed_like(other, is_on))",
-        "weight = is_on.astype(one.dtype)\n"
-        "        return weight * typed_like(one, is_on) + (1 - weight) * typed_like(other, is_on)",
+        "parallel/pipeline_run.py",
+        '*found, of_x = gated(row["is_on"], compute, nothing)',
+        "*found, of_x = compute()",
         "parallel/test_pipeline_bubbles.py::test_nothing_of_the_bubbles_comes_through[True-1f1b]",
     ),
     Mutant(
@@ -311,11 +310,26 @@ MUTANTS = [
         "nn/test_errors.py::test_a_part_that_ranks_can_not_have_alike",
     ),
     Mutant(
-        "heads, key-value heads fewer than ranks, a vocabulary",
+        "heads, key-value heads, a vocabulary",
         "nn/_attention.py",
-        '        self.place.check_divides("num_kv_heads", self.num_kv_heads)\n',
+        '        self.place.check_divides("num_heads", self.num_heads)\n',
         "",
         "nn/test_errors.py::test_what_can_not_be_shared",
+    ),
+    Mutant(
+        "key-value heads fewer than ranks: a rank attends with a part of one, or its weights get "
+        "the gradients of one rank of those that share it",
+        "nn/_attention.py",
+        "first = lax.axis_index(axis_name) % num_sharing * width",
+        "first = lax.axis_index(axis_name) // num_sharing * width",
+        "nn/test_attention.py::test_more_ranks_than_key_value_heads",
+    ),
+    Mutant(
+        "an axis is misspelt, and the layer acts as on one device",
+        "nn/_place.py",
+        "if around and self.axis_name not in around:",
+        "if False:",
+        "nn/test_errors.py::test_an_axis_that_the_mesh_around_does_not_have",
     ),
     Mutant(
         "scalars, counters and parameters of no values are split",
@@ -396,13 +410,6 @@ MUTANTS = [
         f"{SHARDED}::test_global_norm",
     ),
     Mutant(
-        "random keys among the leaves",
-        "parallel/checkpoints.py",
-        "return jax.device_get(leaf) if is_here and not is_key else leaf",
-        "return jax.device_get(leaf) if is_here else leaf",
-        "parallel/test_checkpoints.py::test_resumed_to_the_last_bit[sharded-3-axes1]",
-    ),
-    Mutant(
         "weak types get lost, or stick",
         "collectives/all_reduce.py",
         "return _compat.without_weak_type(aval)",
@@ -450,8 +457,8 @@ MUTANTS = [
         "by the norm of a rank's part, or with copies counted twice",
         "parallel/clipping.py",
         "totals = [all_reduce(total, axes) if axes else total",
-        "axes = tuple(_compat.bound_axes())\n"
-        "    totals = [all_reduce(total, axes) if axes else total",
+        "over = tuple(_compat.bound_axes())\n"
+        "    totals = [all_reduce(total, over) if over else total",
         f"{SHARDED}::test_clipping_by_the_norm_of_the_whole[1-1]",
     ),
     Mutant(
@@ -485,7 +492,7 @@ MUTANTS = [
         f"{STRATEGIES}[ZeRO-1-data 4-linen-sgd-accumulate1]",
     ),
     Mutant(
-        "more gathers or sums than needed",
+        "more calls than needed, or over other axes",
         "parallel/step.py",
         "wholes, metrics = all_reduce((as_sent(wholes), metrics), axes)",
         "wholes, metrics = all_reduce(as_sent(wholes), axes), all_reduce(metrics, axes)",
@@ -496,7 +503,29 @@ MUTANTS = [
         "parallel/piecewise.py",
         "stays = self._keeps or piece is self._program.pieces[-1]",
         "stays = True",
-        "parallel/test_layer_by_layer.py::test_memory_for_two_layers_or_all",
+        "parallel/test_layer_by_layer.py::test_memory_for_one_layer_whatever_the_depth",
+    ),
+    Mutant(
+        "more layers ahead of their time than were asked for",
+        "parallel/piecewise.py",
+        "markers[max(0, len(markers) - 1 - self._prefetch)]",
+        "markers[max(0, len(markers) - 3 - self._prefetch)]",
+        "parallel/test_layer_by_layer.py::test_memory_for_two_layers_whatever_the_depth",
+    ),
+    Mutant(
+        "gradients in buckets wait for the end of the way back",
+        "parallel/step.py",
+        "    leaves, treedef = jax.tree.flatten(grads)\n    buckets: list",
+        "    leaves, treedef = jax.tree.flatten(lax.optimization_barrier(grads))\n"
+        "    buckets: list",
+        "parallel/test_what_is_communicated.py::test_buckets_wait_for_their_layers_alone",
+    ),
+    Mutant(
+        "an axis that should stay on a host leads to others",
+        "mesh.py",
+        "return [device for of_host in hosts.values() for device in of_host]",
+        "return list(devices)",
+        "parallel/test_mesh.py::test_host_by_host",
     ),
     Mutant(
         "a state is moved to another layout through copies of all of it, or shares memory with "
@@ -624,11 +653,15 @@ KEYS = "keys are arguments: what is computed again has the same ones"
 
 # Pitfalls that no edit of a line here brings about, and why.
 WITHOUT = {
+    "a rank has all layers, or the whole of what it should have a part of": (
+        "a line that makes it so makes other values, too"
+    ),
     "copies drift apart, with them": "types refuse every edit that makes copies differ",
     "others where a layer is computed again": KEYS,
     "others where parameters are gathered again": KEYS,
     "nothing, one value, one more than a window": ENGINE,
     "a sum of halves is rounded at each rank, or at each step of a ring": ENGINE,
+    "random keys among the leaves": "JAX's arrays of keys travel as others do",
     "`MultiSteps` counts, or skips, differently inside a map": "Optax counts",
     "a mask by paths meets other paths": "parameters have the model's tree everywhere",
     "two independent calls begin in another order on another rank": ENGINE,
