@@ -78,8 +78,7 @@ def _moved(leaf: Any, sharding: NamedSharding) -> jax.Array:
     old = leaf.sharding if isinstance(leaf, jax.Array) else None
     if isinstance(old, NamedSharding) and _devices(old.mesh) == _devices(sharding.mesh):
         return _copy_to(sharding)(leaf)
-    # Of a device that gets nothing, nobody else waits for the copy.
-    return jax.device_put(jax.block_until_ready(jax.jit(jnp.copy)(leaf)), sharding)
+    return jax.device_put(jax.jit(jnp.copy)(leaf), sharding)
 
 
 def _devices(mesh: Any) -> list[Any]:
