@@ -19,7 +19,7 @@ Instantiated Make(ffi::Dictionary attributes) {
     std::vector<AllReduceWork::Leaf> leaves;
     for (std::size_t i = 0; reader.ok() && i < counts.size(); ++i) {
       const DType dtype = reader.AsType(dtypes[i]);
-      leaves.push_back({dtype, reader.AsSize(counts[i]), reader.Reduce(dtype, op)});
+      leaves.push_back({dtype, reader.AsSize(counts[i]), ReduceOf(reader, dtype, op)});
     }
     return reader.ok() ? std::make_unique<AllReduceWork>(leaves) : nullptr;
   });

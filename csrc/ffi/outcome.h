@@ -6,34 +6,16 @@
 #pragma once
 
 #include <optional>  // std::optional
-#include <string>    // std::string
 #include <utility>   // std::move
 #include <variant>   // std::variant
 
 #include "core/status.h"
+#include "ffi/error.h"
 #include "host/meeting.h"
 #include "xla/ffi/api/c_api.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcoll {
-
-inline xla::ffi::Error ToError(const Status& status) {
-  using xla::ffi::ErrorCode;
-  ErrorCode code = ErrorCode::kInternal;
-  switch (status.code) {
-    case Code::kOk:
-      return xla::ffi::Error::Success();
-    case Code::kInvalidArgument:
-      code = ErrorCode::kInvalidArgument;
-      break;
-    case Code::kDeadlineExceeded:
-      code = ErrorCode::kDeadlineExceeded;
-      break;
-    case Code::kInternal:
-      break;
-  }
-  return {code, "jaxcoll.CollectiveError: " + status.message};
-}
 
 /// A handler's result.
 struct Outcome {

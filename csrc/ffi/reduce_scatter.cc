@@ -16,7 +16,7 @@ Instantiated Make(ffi::Dictionary attributes) {
     const std::size_t outer = reader.Size("outer");
     const std::size_t inner = reader.Size("inner");
     const std::size_t group_size = reader.Size("group_size");
-    ReduceFn reduce = reader.Reduce(dtype, op);
+    ReduceFn reduce = ReduceOf(reader, dtype, op);
     return reader.ok()
                ? std::make_unique<ReduceScatterWork>(dtype, reduce, outer, group_size, inner)
                : nullptr;

@@ -14,6 +14,7 @@
 
 #include "core/pooled.h"
 #include "core/types.h"
+#include "ffi/attributes.h"
 #include "host/call_site.h"
 #include "host/work.h"
 #include "kernels/reduce.h"
@@ -40,32 +41,8 @@ class SiteState : public Pooled {
 
 using Instantiated = xla::ffi::ErrorOr<std::unique_ptr<SiteState>>;
 
-/// Reads attributes by name and remembers the first problem, so that an op reads all that it needs
-/// in a row and checks once.
-class AttributeReader {
- public:
-  explicit AttributeReader(const xla::ffi::Dictionary& attributes) : attributes_(attributes) {}
-
-  std::int64_t Int(const char* name);
-  /// As Int, for a figure that must not be negative.
-  std::size_t Size(const char* name);
-  std::vector<std::int64_t> Ints(const char* name);
-  ReduceOp Op(const char* name);
-
-  /// A figure read before, checked.
-  std::size_t AsSize(std::int64_t value);
-  DType AsType(std::int64_t value);
-  /// The kernel, or a problem where the combination has none.
-  ReduceFn Reduce(DType dtype, ReduceOp op);
-
-  [[nodiscard]] bool ok() const { return problem_.empty(); }
-  [[nodiscard]] const std::string& problem() const { return problem_; }
-  void Problem(const std::string& text);
-
- private:
-  const xla::ffi::Dictionary& attributes_;
-  std::string problem_;
-};
+/// The kernel, or a problem where the combination has none.
+ReduceFn ReduceOf(AttributeReader& reader, DType dtype, ReduceOp op);
 
 /// The call site for `work`, of the attributes "site", "groups", "group_size", "processes" and
 /// "devices".

@@ -683,6 +683,49 @@ MUTANTS = [
         "  Visit visit;\n  delete new std::string(100, 'x');\n",
         ("allocation", "CallsAllocateNothing"),
     ),
+    # ---- GPUs ------------------------------------------------------------------------------------
+    Mutant(
+        "a product waits for the block that it multiplies",
+        "csrc/cuda/ring_matmul.cc",
+        "status = Follow(libraries, stream, seat.side_stream, tools.events[num_events++]);",
+        "status = {};",
+        ("cuda", "MatrixProductsOfRings"),
+    ),
+    Mutant(
+        "a ring waits for what was computed before it",
+        "csrc/cuda/ring_matmul.cc",
+        "Status status = Follow(libraries, seat.side_stream, stream, tools.events[0]);",
+        "Status status;",
+        ("cuda", "MatrixProductsOfRings"),
+    ),
+    Mutant(
+        "a sum waits for the part that comes",
+        "csrc/cuda/ring_matmul.cc",
+        "      if (step > 0) {",
+        "      if (step > shape_.num_ranks) {",
+        ("cuda", "MatrixProductsOfRings"),
+    ),
+    Mutant(
+        "a sum is sent when it is complete",
+        "csrc/cuda/ring_matmul.cc",
+        "      status = Follow(libraries, seat.side_stream, stream, tools.events[num_events++]);",
+        "      num_events++;",
+        ("cuda", "MatrixProductsOfRings"),
+    ),
+    Mutant(
+        "the communicators of a process are made in one group",
+        "csrc/cuda/clique.cc",
+        "if (joined_.size() == seats_.size() && state_.load() == State::kWaiting) {",
+        "if (state_.load() == State::kWaiting) {",
+        ("cuda", "OneThatDoesNotComeIsNamed"),
+    ),
+    Mutant(
+        "calls of a group that has failed get the first cause",
+        "csrc/cuda/clique.h",
+        "      return Failure();  // the first cause",
+        "      return status;",
+        ("cuda", "OneThatDoesNotCallIsNamed"),
+    ),
 ]
 
 

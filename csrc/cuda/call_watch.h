@@ -1,0 +1,61 @@
+// cuda/call_watch.h: how far a device is with the calls that were put on its stream.
+#pragma once
+
+#include <array>     // std::array
+#include <cstddef>   // std::size_t
+#include <cstdint>   // std::int64_t, std::uint64_t
+#include <mutex>     // std::lock_guard
+#include <optional>  // std::optional
+
+#include "core/spin_lock.h"
+#include "core/status.h"
+#include "cuda/libraries.h"
+
+namespace jaxcoll::cuda {
+
+/// A call that has begun on the device and not ended.
+struct LateCall {
+  std::uint64_t site;
+  std::int64_t waited_ns;  ///< since it was first seen to have begun
+};
+
+/// Two events for each of the latest calls, made once. A call is late by the time since it began on
+/// the device: what the device computes before does not count. When all slots are taken, the next
+/// calls go unwatched until one is free; the oldest, which holds up the others, is always watched.
+class CallWatch {
+ public:
+  CallWatch() = default;
+  CallWatch(const CallWatch&) = delete;
+  CallWatch& operator=(const CallWatch&) = delete;
+  ~CallWatch() = default;
+
+  /// Makes the events, of the current device.
+  Status Create(const Libraries& libraries);
+
+  /// Before a call is put on the stream; returns its slot, or kUnwatched.
+  std::size_t Begin(const Libraries& libraries, Stream stream, std::uint64_t site);
+  /// After it.
+  void End(const Libraries& libraries, Stream stream, std::size_t slot);
+
+  /// From the watching thread: the oldest call, if it has begun and not ended.
+  std::optional<LateCall> Look(const Libraries& libraries, std::int64_t now_ns);
+
+  static constexpr std::size_t kSlots = 32;
+  static constexpr std::size_t kUnwatched = kSlots;
+
+ private:
+  struct Slot {
+    Event begun = nullptr;
+    Event ended = nullptr;
+    std::uint64_t site = 0;
+    std::int64_t begun_ns = 0;  // when it was first seen to have begun; 0: not yet
+    bool is_on_stream = false;  // both events are recorded
+  };
+
+  SpinLock lock_;  // guards all below
+  std::array<Slot, kSlots> slots_{};
+  std::size_t oldest_ = 0;
+  std::size_t used_ = 0;
+};
+
+}  // namespace jaxcoll::cuda

@@ -1,0 +1,259 @@
+#include "cuda/clique.h"
+
+#include <algorithm>  // std::find, std::sort
+#include <chrono>     // std::chrono
+#include <thread>     // std::this_thread
+#include <utility>    // std::move
+
+#include "core/clock.h"
+
+namespace jaxcoll::cuda {
+namespace {
+
+// How long a failing clique waits for threads that put a call on a stream right now. One of them
+// may wait inside NCCL for the very rank that has not come: ncclCommAbort gets it out.
+constexpr auto kPatience = std::chrono::milliseconds(500);
+
+std::string Listed(const std::vector<std::int64_t>& ids) {
+  std::string text;
+  for (const std::int64_t id : ids) {
+    text += (text.empty() ? "" : ", ") + std::to_string(id);
+  }
+  return text;
+}
+
+}  // namespace
+
+Clique::Clique(Surroundings surroundings, std::vector<std::int64_t> devices,
+               const std::vector<LocalDevice>& local, std::int64_t generation)
+    : surroundings_(surroundings), devices_(std::move(devices)), generation_(generation) {
+  for (const LocalDevice& device : local) {
+    const auto found = std::find(devices_.begin(), devices_.end(), device.id);
+    if (found == devices_.end()) {
+      continue;
+    }
+    auto seat = std::make_unique<Seat>();
+    seat->ordinal = device.ordinal;
+    seat->rank = static_cast<std::size_t>(found - devices_.begin());
+    seat->num_ranks = devices_.size();
+    seats_.push_back(std::move(seat));
+  }
+  std::sort(seats_.begin(), seats_.end(),
+            [](const auto& a, const auto& b) { return a->ordinal < b->ordinal; });
+}
+
+Seat& Clique::SeatOf(int ordinal) const {
+  return **std::find_if(seats_.begin(), seats_.end(),
+                        [&](const auto& seat) { return seat->ordinal == ordinal; });
+}
+
+Status Clique::Join(int ordinal, Stream stream, std::int64_t timeout_ns) {
+  if (is_ready()) {
+    return {};
+  }
+  if (Status failed = Failure(); !failed.ok()) {
+    return failed;
+  }
+  if (const int error = libraries().runtime.stream_synchronize(stream); error != kCudaSuccess) {
+    return libraries().OfRuntime("cudaStreamSynchronize", error);
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  joined_.insert(ordinal);
+  const auto is_settled = [&] {
+    const State state = state_.load();
+    return state == State::kReady || state == State::kFailed;
+  };
+  if (joined_.size() == seats_.size() && state_.load() == State::kWaiting) {
+    state_.store(State::kConnecting);
+    lock.unlock();
+    const Status connected = Connect();
+    lock.lock();
+    if (failure_.ok()) {
+      failure_ = connected;
+    }
+    state_.store(failure_.ok() ? State::kReady : State::kFailed);
+    changed_.notify_all();
+  } else if (timeout_ns < 0) {
+    changed_.wait(lock, is_settled);
+  } else if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), is_settled) &&
+             state_.load() == State::kWaiting) {
+    failure_ = DeadlineExceeded(MissingText() + " within " + SecondsText(timeout_ns));
+    state_.store(State::kFailed);
+    changed_.notify_all();
+  } else {
+    changed_.wait(lock, is_settled);  // it is being connected, which has its own limits
+  }
+  return failure_;
+}
+
+Status Clique::Connect() {
+  NcclId id{};
+  const bool has_root =
+      std::any_of(seats_.begin(), seats_.end(), [](const auto& seat) { return seat->rank == 0; });
+  if (has_root) {
+    if (const int result = libraries().nccl.get_unique_id(&id); result != kNcclSuccess) {
+      return libraries().OfNccl("ncclGetUniqueId", result);
+    }
+  }
+  if (seats_.size() < devices_.size()) {
+    if (surroundings_.exchange_id == nullptr) {
+      return Internal("devices " + Listed(devices_) + " are in several processes");
+    }
+    if (std::string problem = surroundings_.exchange_id(devices_, generation_, id);
+        !problem.empty()) {
+      return Internal("no communicator of devices " + Listed(devices_) + ": " + problem);
+    }
+  }
+  int before = 0;
+  if (const int error = libraries().runtime.get_device(&before); error != kCudaSuccess) {
+    return libraries().OfRuntime("cudaGetDevice", error);
+  }
+  Status status = ConnectLocal(id);
+  if (const int error = libraries().runtime.set_device(before);
+      error != kCudaSuccess && status.ok()) {
+    status = libraries().OfRuntime("cudaSetDevice", error);
+  }
+  return status;
+}
+
+Status Clique::ConnectLocal(const NcclId& id) {
+  const Runtime& runtime = libraries().runtime;
+  for (const auto& seat : seats_) {
+    if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaSetDevice", error);
+    }
+    if (Status status = seat->watch.Create(libraries()); !status.ok()) {
+      return status;
+    }
+    if (const int error = runtime.stream_create_with_flags(&seat->side_stream, kStreamNonBlocking);
+        error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaStreamCreateWithFlags", error);
+    }
+  }
+  const Nccl& nccl = libraries().nccl;
+  if (const int result = nccl.group_start(); result != kNcclSuccess) {
+    return libraries().OfNccl("ncclGroupStart", result);
+  }
+  Status status;
+  for (const auto& seat : seats_) {
+    if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
+      status = libraries().OfRuntime("cudaSetDevice", error);
+      break;
+    }
+    if (const int result = nccl.comm_init_rank(&seat->comm, static_cast<int>(seat->num_ranks), id,
+                                               static_cast<int>(seat->rank));
+        result != kNcclSuccess) {
+      status = libraries().OfNccl("ncclCommInitRank", result);
+      break;
+    }
+  }
+  // Also after an error: a group that stays open would take the thread's next calls.
+  if (const int result = nccl.group_end(); result != kNcclSuccess && status.ok()) {
+    status = libraries().OfNccl("ncclCommInitRank", result);
+  }
+  return status;
+}
+
+Status Clique::Failure() const {
+  if (state_.load() != State::kFailed) {
+    return {};
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+void Clique::Fail(const Status& cause) {
+  bool was_ready = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.ok()) {
+      return;
+    }
+    failure_ = cause;
+    was_ready = state_.load() == State::kReady;
+    if (state_.load() != State::kConnecting) {  // who connects looks at `failure_` then
+      state_.store(State::kFailed);
+    }
+    changed_.notify_all();
+  }
+  if (!was_ready) {
+    return;
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (num_users_.load() > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const auto& seat : seats_) {
+    if (seat->comm != nullptr) {
+      libraries().nccl.comm_abort(seat->comm);  // what it returns changes nothing here
+    }
+  }
+}
+
+bool Clique::Look(std::int64_t now_ns, std::int64_t timeout_ns) {
+  if (!is_ready()) {
+    return false;
+  }
+  Status cause;
+  {
+    const Use use(*this);
+    for (const auto& seat : seats_) {
+      if (!is_ready()) {
+        return false;
+      }
+      int error = kNcclSuccess;
+      if (const int result = libraries().nccl.comm_get_async_error(seat->comm, &error);
+          result != kNcclSuccess) {
+        error = result;
+      }
+      if (error != kNcclSuccess && error != kNcclInProgress) {
+        cause = libraries().OfNccl("communication", error, seat->comm);
+        cause.message = "devices " + Listed(devices_) + ", rank " + std::to_string(seat->rank) +
+                        ": " + cause.message;
+        break;
+      }
+      const auto call = seat->watch.Look(libraries(), now_ns);
+      if (call && timeout_ns >= 0 && call->waited_ns >= timeout_ns) {
+        cause = DeadlineExceeded(LateText(*seat, *call));
+        break;
+      }
+    }
+  }
+  if (cause.ok()) {
+    return false;
+  }
+  Fail(cause);
+  return true;
+}
+
+std::string Clique::MissingText() const {
+  std::vector<std::int64_t> missing;
+  for (const auto& seat : seats_) {
+    if (joined_.count(seat->ordinal) == 0) {
+      missing.push_back(devices_[seat->rank]);
+    }
+  }
+  return "no communicator of devices " + Listed(devices_) + ": devices " + Listed(missing) +
+         " have not begun a program with a collective over them";
+}
+
+// In the form of csrc/host's, which jaxcoll/diagnosis/errors.py reads.
+std::string Clique::LateText(const Seat& seat, const LateCall& call) const {
+  std::string arrived;
+  std::string late;
+  std::vector<std::int64_t> elsewhere = devices_;
+  for (const auto& other : seats_) {
+    std::erase(elsewhere, devices_[other->rank]);
+    const bool has_called = other->num_calls.load(std::memory_order_relaxed) >=
+                            seat.num_calls.load(std::memory_order_relaxed);
+    std::string& text = has_called ? arrived : late;
+    text += (text.empty() ? "" : ", ") + std::to_string(other->rank) + " (device " +
+            std::to_string(devices_[other->rank]) + ")";
+  }
+  return surroundings_.site_text(call.site) + ": waited " + SecondsText(call.waited_ns) +
+         (late.empty() ? " for other processes, devices " + Listed(elsewhere)
+                       : " for rank " + late) +
+         "; arrived: " + arrived;
+}
+
+}  // namespace jaxcoll::cuda

@@ -1,0 +1,145 @@
+// cuda/clique.h: the communicators of one group of devices, as far as these are in this process.
+//
+// Every device of a program joins before the program's first kernel (XLA's "initialize" stage), so
+// that nothing is made inside a step. Whoever comes last makes the communicators of all local
+// devices, in one group of NCCL. They stay until they fail or all are forgotten: to destroy one is
+// collective, and the end of a program is no point in time that its ranks share.
+#pragma once
+
+#include <atomic>              // std::atomic
+#include <condition_variable>  // std::condition_variable
+#include <cstddef>             // std::size_t
+#include <cstdint>             // std::int64_t, std::uint64_t
+#include <memory>              // std::unique_ptr
+#include <mutex>               // std::mutex
+#include <set>                 // std::set
+#include <string>              // std::string
+#include <vector>              // std::vector
+
+#include "core/status.h"
+#include "cuda/call_watch.h"
+#include "cuda/libraries.h"
+
+namespace jaxcoll::cuda {
+
+/// CUDA's numbers of devices are below this.
+inline constexpr int kMaxOrdinals = 64;
+
+/// What a clique asks of the rest of the process.
+struct Surroundings {
+  const Libraries* libraries = nullptr;
+  /// Gives all processes of a group the id that the process of rank 0 has made, when all of them
+  /// have come. Returns why that failed, or nothing.
+  std::string (*exchange_id)(const std::vector<std::int64_t>& devices, std::int64_t generation,
+                             NcclId& id) = nullptr;
+  std::string (*site_text)(std::uint64_t site) = nullptr;
+};
+
+/// One local device in a group.
+struct Seat {
+  int ordinal = 0;  ///< CUDA's number of the device
+  std::size_t rank = 0;
+  std::size_t num_ranks = 0;
+  NcclComm comm = nullptr;
+  Stream side_stream = nullptr;  ///< of communication that runs beside computation
+  CallWatch watch;
+  std::mutex mutex;  ///< held while something is put on a stream through `comm`
+  std::atomic<std::uint64_t> num_calls{0};  ///< begun
+};
+
+class Clique {
+ public:
+  /// A device of this process: its global id and CUDA's number.
+  struct LocalDevice {
+    std::int64_t id;
+    int ordinal;
+  };
+
+  /// The group of `devices`, global ids in rank order, at least one of which is among `local`.
+  Clique(Surroundings surroundings, std::vector<std::int64_t> devices,
+         const std::vector<LocalDevice>& local, std::int64_t generation);
+  Clique(const Clique&) = delete;
+  Clique& operator=(const Clique&) = delete;
+  ~Clique() = default;
+
+  /// Returns when the device can communicate, or why it can't. The first time this waits for the
+  /// other local devices up to `timeout_ns` (< 0: for ever), and for `stream`: a collective that is
+  /// still under way could wait for a kernel that CUDA holds back while NCCL allocates.
+  Status Join(int ordinal, Stream stream, std::int64_t timeout_ns);
+
+  /// The seat of a local device that has joined.
+  [[nodiscard]] Seat& SeatOf(int ordinal) const;
+
+  /// Puts `enqueue` (Seat& -> Status) on the stream of a device that has joined, watched.
+  template <typename Enqueue>
+  Status Run(int ordinal, Stream stream, std::uint64_t site, const Enqueue& enqueue) {
+    Seat& seat = SeatOf(ordinal);
+    const std::lock_guard<std::mutex> lock(seat.mutex);
+    Status status;
+    {
+      const Use use(*this);
+      status = Failure();
+      if (!status.ok()) {
+        return status;
+      }
+      seat.num_calls.fetch_add(1, std::memory_order_relaxed);
+      const std::size_t slot = seat.watch.Begin(libraries(), stream, site);
+      status = enqueue(seat);
+      seat.watch.End(libraries(), stream, slot);
+    }
+    if (!status.ok()) {
+      status.message = surroundings_.site_text(site) + ": " + status.message;
+      Fail(status);
+      return Failure();  // the first cause
+    }
+    return {};
+  }
+
+  /// From the watching thread: fails where NCCL has, or where a call takes longer than
+  /// `timeout_ns` (< 0: for ever) on a device. Whether it failed now.
+  bool Look(std::int64_t now_ns, std::int64_t timeout_ns);
+
+  /// Why calls fail, or ok.
+  [[nodiscard]] Status Failure() const;
+  /// Ends what is under way; every later call fails with the first cause.
+  void Fail(const Status& cause);
+
+  [[nodiscard]] const std::vector<std::int64_t>& devices() const { return devices_; }
+  [[nodiscard]] bool is_ready() const { return state_.load() == State::kReady; }
+
+ private:
+  enum class State : std::uint8_t { kWaiting, kConnecting, kReady, kFailed };
+
+  /// A thread that may be inside NCCL.
+  class Use {
+   public:
+    explicit Use(Clique& clique) : clique_(clique) { clique_.num_users_.fetch_add(1); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    ~Use() { clique_.num_users_.fetch_sub(1); }
+
+   private:
+    Clique& clique_;
+  };
+
+  [[nodiscard]] const Libraries& libraries() const { return *surroundings_.libraries; }
+  Status Connect();
+  Status ConnectLocal(const NcclId& id);
+  [[nodiscard]] std::string MissingText() const;
+  [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
+
+  const Surroundings surroundings_;
+  const std::vector<std::int64_t> devices_;
+  const std::int64_t generation_;
+  std::vector<std::unique_ptr<Seat>> seats_;  // by ordinal
+
+  // Sequentially consistent: who fails the clique sees a user, or the user sees the failure.
+  std::atomic<State> state_{State::kWaiting};
+  std::atomic<int> num_users_{0};
+  mutable std::mutex mutex_;  // guards the following
+  std::condition_variable changed_;
+  std::set<int> joined_;  // ordinals
+  Status failure_;
+};
+
+}  // namespace jaxcoll::cuda

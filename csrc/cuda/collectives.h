@@ -1,0 +1,143 @@
+// cuda/collectives.h: the collectives, each a group of NCCL's calls on one stream.
+//
+// Operands and results are contiguous, with the ranks' blocks outermost: the program transposes
+// where another dimension is meant (jaxcoll/_nccl_calls.py).
+#pragma once
+
+#include <cstddef>  // std::size_t
+#include <utility>  // std::move
+#include <vector>   // std::vector
+
+#include "cuda/operation.h"
+#include "cuda/reductions.h"
+
+namespace jaxcoll::cuda {
+
+/// All leaves of a tree, in one group; results may alias operands.
+class AllReduce final : public Operation {
+ public:
+  struct Leaf {
+    Reduction reduction;
+    std::size_t count;  ///< of our elements
+    std::size_t bytes;
+  };
+
+  explicit AllReduce(std::vector<Leaf> leaves) : leaves_(std::move(leaves)) {}
+
+  [[nodiscard]] std::size_t num_operands() const override { return leaves_.size(); }
+  [[nodiscard]] std::size_t num_results() const override { return leaves_.size(); }
+  [[nodiscard]] std::size_t operand_bytes(std::size_t i) const override { return leaves_[i].bytes; }
+  [[nodiscard]] std::size_t result_bytes(std::size_t i) const override { return leaves_[i].bytes; }
+  Status Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
+                 std::span<const void* const> operands,
+                 std::span<void* const> results) const override;
+
+ private:
+  const std::vector<Leaf> leaves_;
+};
+
+/// What the calls with one operand and one result share.
+class OneToOne : public Operation {
+ public:
+  OneToOne(std::size_t operand_bytes, std::size_t result_bytes)
+      : operand_bytes_(operand_bytes), result_bytes_(result_bytes) {}
+
+  [[nodiscard]] std::size_t num_operands() const override { return 1; }
+  [[nodiscard]] std::size_t num_results() const override { return 1; }
+  [[nodiscard]] std::size_t operand_bytes(std::size_t /*i*/) const override {
+    return operand_bytes_;
+  }
+  [[nodiscard]] std::size_t result_bytes(std::size_t /*i*/) const override { return result_bytes_; }
+  Status Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
+                 std::span<const void* const> operands, std::span<void* const> results) const final;
+
+ protected:
+  virtual Status Put(const Libraries& libraries, const Seat& seat, Stream stream,
+                     const void* operand, void* result) const = 0;
+
+ private:
+  const std::size_t operand_bytes_;
+  const std::size_t result_bytes_;
+};
+
+/// The operand of every rank, one after the other.
+class AllGather final : public OneToOne {
+ public:
+  AllGather(std::size_t bytes, std::size_t num_ranks)
+      : OneToOne(bytes, bytes * num_ranks), bytes_(bytes) {}
+
+ private:
+  Status Put(const Libraries& libraries, const Seat& seat, Stream stream, const void* operand,
+             void* result) const override;
+
+  const std::size_t bytes_;
+};
+
+/// Each rank's block of the reduced operand; `count` and `bytes` are a block's.
+class ReduceScatter final : public OneToOne {
+ public:
+  ReduceScatter(Reduction reduction, std::size_t count, std::size_t bytes, std::size_t num_ranks)
+      : OneToOne(bytes * num_ranks, bytes), reduction_(reduction), count_(count) {}
+
+ private:
+  Status Put(const Libraries& libraries, const Seat& seat, Stream stream, const void* operand,
+             void* result) const override;
+
+  const Reduction reduction_;
+  const std::size_t count_;
+};
+
+/// Block r to rank r, and rank r's to block r; `bytes` are a block's.
+class AllToAll final : public OneToOne {
+ public:
+  AllToAll(std::size_t bytes, std::size_t num_ranks)
+      : OneToOne(bytes * num_ranks, bytes * num_ranks), bytes_(bytes) {}
+
+ private:
+  Status Put(const Libraries& libraries, const Seat& seat, Stream stream, const void* operand,
+             void* result) const override;
+
+  const std::size_t bytes_;
+};
+
+/// Rank r gets the operand of sources[r], or zeros for -1.
+class Permute final : public OneToOne {
+ public:
+  Permute(std::vector<int> sources, std::size_t bytes)
+      : OneToOne(bytes, bytes), sources_(std::move(sources)), bytes_(bytes) {}
+
+ private:
+  Status Put(const Libraries& libraries, const Seat& seat, Stream stream, const void* operand,
+             void* result) const override;
+
+  const std::vector<int> sources_;
+  const std::size_t bytes_;
+};
+
+/// The operand of rank `root`; the result may alias the operand.
+class Broadcast final : public OneToOne {
+ public:
+  Broadcast(int root, std::size_t bytes) : OneToOne(bytes, bytes), root_(root), bytes_(bytes) {}
+
+ private:
+  Status Put(const Libraries& libraries, const Seat& seat, Stream stream, const void* operand,
+             void* result) const override;
+
+  const int root_;
+  const std::size_t bytes_;
+};
+
+/// Runs `put` (-> Status) in a group of NCCL, which is closed whatever happens.
+template <typename Put>
+Status InGroup(const Libraries& libraries, const Seat& seat, const Put& put) {
+  if (const int result = libraries.nccl.group_start(); result != kNcclSuccess) {
+    return libraries.OfNccl("ncclGroupStart", result, seat.comm);
+  }
+  Status status = put();
+  if (const int result = libraries.nccl.group_end(); result != kNcclSuccess && status.ok()) {
+    status = libraries.OfNccl("ncclGroupEnd", result, seat.comm);
+  }
+  return status;
+}
+
+}  // namespace jaxcoll::cuda

@@ -1,0 +1,108 @@
+#include "cuda/engine.h"
+
+#include <array>   // std::array
+#include <chrono>  // std::chrono
+#include <thread>  // std::this_thread, std::thread
+
+#include "core/clock.h"
+
+namespace jaxcoll::cuda {
+namespace {
+
+constexpr std::size_t kTextBytes = 4096;
+constexpr auto kLookEvery = std::chrono::milliseconds(50);
+
+}  // namespace
+
+Engine& Engine::Get() {
+  static auto* const engine = new Engine();  // leaked: programs may run at exit
+  return *engine;
+}
+
+Status Engine::Open(const LibraryPaths& paths) { return libraries_.Open(paths); }
+
+void Engine::SetDevices(const std::vector<Clique::LocalDevice>& devices) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  devices_ = devices;
+}
+
+std::int64_t Engine::IdOf(int ordinal) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Clique::LocalDevice& device : devices_) {
+    if (device.ordinal == ordinal) {
+      return device.id;
+    }
+  }
+  return -1;
+}
+
+std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<Clique>& clique = cliques_[devices];
+  if (clique == nullptr) {
+    const Surroundings surroundings{.libraries = &libraries_,
+                                    .exchange_id = &Engine::ExchangeId,
+                                    .site_text = &Engine::SiteText};
+    clique = std::make_shared<Clique>(surroundings, devices, devices_, generation_.load());
+  }
+  if (!is_watching_) {
+    is_watching_ = true;
+    std::thread(&Engine::Watch, this).detach();
+  }
+  return clique;
+}
+
+void Engine::Reset() {
+  std::map<std::vector<std::int64_t>, std::shared_ptr<Clique>> old;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    old.swap(cliques_);
+    generation_.fetch_add(1);
+  }
+  for (const auto& [devices, clique] : old) {
+    clique->Fail(Internal("jaxcoll.reset() was called"));
+  }
+}
+
+void Engine::Watch() {
+  while (true) {
+    std::this_thread::sleep_for(kLookEvery);
+    std::vector<std::shared_ptr<Clique>> cliques;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (const auto& [devices, clique] : cliques_) {
+        cliques.push_back(clique);
+      }
+    }
+    for (const auto& clique : cliques) {
+      if (clique->Look(NowNs(), timeout_ns()) && callbacks_.report != nullptr) {
+        callbacks_.report(clique->Failure().message.c_str());
+      }
+    }
+  }
+}
+
+std::string Engine::ExchangeId(const std::vector<std::int64_t>& devices, std::int64_t generation,
+                               NcclId& id) {
+  const Callbacks& callbacks = Get().callbacks_;
+  if (callbacks.exchange_id == nullptr) {
+    return "they are in several processes, and jaxcoll.initialize() was not called";
+  }
+  std::array<char, kTextBytes> text{};
+  const int failed = callbacks.exchange_id(devices.data(), devices.size(), generation,
+                                           id.bytes.data(), text.data(), text.size());
+  text.back() = '\0';
+  return failed == 0 ? "" : std::string(text.data());
+}
+
+std::string Engine::SiteText(std::uint64_t site) {
+  const Callbacks& callbacks = Get().callbacks_;
+  std::array<char, kTextBytes> text{};
+  if (callbacks.site_text != nullptr) {
+    callbacks.site_text(site, text.data(), text.size());
+    text.back() = '\0';
+  }
+  return text[0] == '\0' ? "site " + std::to_string(site) : std::string(text.data());
+}
+
+}  // namespace jaxcoll::cuda

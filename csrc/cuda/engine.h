@@ -1,0 +1,83 @@
+// cuda/engine.h: this process's GPUs, its groups of them, and the thread that watches these.
+#pragma once
+
+#include <atomic>   // std::atomic
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t, std::uint64_t
+#include <map>      // std::map
+#include <memory>   // std::shared_ptr
+#include <mutex>    // std::mutex
+#include <string>   // std::string
+#include <vector>   // std::vector
+
+#include "core/status.h"
+#include "cuda/clique.h"
+#include "cuda/libraries.h"
+
+namespace jaxcoll::cuda {
+
+/// What Python does for the engine. C functions, which may be called from any thread; texts go to a
+/// buffer of `bytes`, ended by a zero.
+struct Callbacks {
+  /// Hands the id of rank 0's process to all processes of a group, when all have come. Returns 0,
+  /// or writes why not to `text`.
+  int (*exchange_id)(const std::int64_t* devices, std::size_t num_devices, std::int64_t generation,
+                     char* id, char* text, std::size_t bytes);
+  /// What stands at a call site.
+  void (*site_text)(std::uint64_t site, char* text, std::size_t bytes);
+  /// A group has failed.
+  void (*report)(const char* text);
+};
+
+class Engine {
+ public:
+  /// The process's engine; never destroyed.
+  static Engine& Get();
+
+  /// Opens the libraries; once. The rest is for who has done so.
+  Status Open(const LibraryPaths& paths);
+  [[nodiscard]] const Libraries& libraries() const { return libraries_; }
+
+  /// The global ids of the local devices, by CUDA's number. Before programs run.
+  void SetDevices(const std::vector<Clique::LocalDevice>& devices);
+  void SetCallbacks(const Callbacks& callbacks) { callbacks_ = callbacks; }
+  /// How long a rank may wait for the others; < 0: for ever.
+  void SetTimeout(std::int64_t timeout_ns) { timeout_ns_.store(timeout_ns); }
+  [[nodiscard]] std::int64_t timeout_ns() const { return timeout_ns_.load(); }
+
+  /// The global id of a local device, or -1.
+  [[nodiscard]] std::int64_t IdOf(int ordinal);
+  /// The group of these devices, in rank order; made when it is first asked for.
+  std::shared_ptr<Clique> Find(const std::vector<std::int64_t>& devices);
+
+  /// Ends all communicators and forgets them, so that the next programs make new ones. All
+  /// processes of a job do so together.
+  void Reset();
+  /// Counts these.
+  [[nodiscard]] std::int64_t generation() const { return generation_.load(); }
+
+  /// Calls put on streams so far, over all devices.
+  [[nodiscard]] std::uint64_t num_calls() const { return num_calls_.load(); }
+  void CountCall() { num_calls_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  Engine() = default;
+  void Watch();
+
+  static std::string ExchangeId(const std::vector<std::int64_t>& devices, std::int64_t generation,
+                                NcclId& id);
+  static std::string SiteText(std::uint64_t site);
+
+  Libraries libraries_;
+  Callbacks callbacks_{};
+  std::atomic<std::int64_t> timeout_ns_{-1};
+  std::atomic<std::int64_t> generation_{0};
+  std::atomic<std::uint64_t> num_calls_{0};
+
+  std::mutex mutex_;  // guards the following
+  std::vector<Clique::LocalDevice> devices_;
+  std::map<std::vector<std::int64_t>, std::shared_ptr<Clique>> cliques_;
+  bool is_watching_ = false;
+};
+
+}  // namespace jaxcoll::cuda

@@ -1,0 +1,44 @@
+// cuda/libraries.h: CUDA's runtime, NCCL and cuBLASLt, found when a program needs them.
+//
+// jaxcoll links none of them. JAX has opened its own copies before a program can run on a GPU; to
+// open the same files again gives the same libraries.
+#pragma once
+
+#include <string>  // std::string
+#include <vector>  // std::vector
+
+#include "core/status.h"
+#include "cuda/abi.h"
+
+namespace jaxcoll::cuda {
+
+/// Where to look: of each library some paths or names for dlopen, the first that opens counts.
+struct LibraryPaths {
+  std::vector<std::string> runtime;
+  std::vector<std::string> nccl;
+  std::vector<std::string> blas;
+};
+
+/// The functions, and the versions as the libraries give them (13000, 22707, 130200).
+struct Libraries {
+  Runtime runtime{};
+  Nccl nccl{};
+  Blas blas{};
+  int runtime_version = 0;
+  int driver_version = 0;
+  int nccl_version = 0;
+  int blas_version = 0;
+  std::string blas_problem;  ///< why cuBLASLt is missing; the collectives work without
+
+  /// Opens the libraries and checks versions; never closes them.
+  Status Open(const LibraryPaths& paths);
+
+  /// The error of a CUDA or NCCL function that did not return 0.
+  [[nodiscard]] Status OfRuntime(const char* function, int error) const;
+  [[nodiscard]] Status OfNccl(const char* function, int result, NcclComm comm = nullptr) const;
+};
+
+/// As in "2.27.7" for NCCL's 22707.
+std::string NcclVersionText(int version);
+
+}  // namespace jaxcoll::cuda

@@ -1,0 +1,295 @@
+#include "cuda/ring_matmul.h"
+
+#include <algorithm>  // std::min
+#include <span>       // std::span
+
+#include "cuda/collectives.h"
+
+namespace jaxcoll::cuda {
+namespace {
+
+const std::byte* At(const void* data, std::size_t bytes) {
+  return static_cast<const std::byte*>(data) + bytes;
+}
+std::byte* At(void* data, std::size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
+
+/// The largest power of two, up to what XLA's buffers have, that divides all of them.
+std::size_t AlignmentOf(std::initializer_list<std::size_t> offsets) {
+  std::size_t alignment = 16;
+  for (const std::size_t offset : offsets) {
+    while (offset % alignment != 0) {
+      alignment /= 2;
+    }
+  }
+  return alignment;
+}
+
+}  // namespace
+
+// ---- Of both
+// -------------------------------------------------------------------------------------
+
+RingMatmul::RingMatmul(const RingShape& shape) : shape_(shape) {
+  const std::size_t p = shape.num_ranks;
+  const std::size_t x = shape.batch * shape.rows * shape.inner * SizeOf(shape.operand);
+  const std::size_t w = shape.inner * shape.columns * SizeOf(shape.operand);
+  const std::size_t y = shape.batch * shape.rows * shape.columns * SizeOf(shape.result);
+  x_bytes_ = shape.kind == RingKind::kScatterRows ? x * p : x;
+  w_bytes_ = shape.kind == RingKind::kScatterColumns ? w * p : w;
+  y_bytes_ = shape.kind == RingKind::kGatherRows ? y * p : y;
+  slot_bytes_ = shape.kind == RingKind::kGatherRows ? x : y;
+}
+
+Status RingMatmul::MakeEvents(const Libraries& libraries, Tools& tools, std::size_t count) const {
+  while (tools.events.size() < count) {
+    Event event = nullptr;
+    if (const int error = libraries.runtime.event_create_with_flags(&event, kEventDisableTiming);
+        error != kCudaSuccess) {
+      return libraries.OfRuntime("cudaEventCreateWithFlags", error);
+    }
+    tools.events.push_back(event);
+  }
+  return {};
+}
+
+Status RingMatmul::Follow(const Libraries& libraries, Stream to, Stream from, Event event) {
+  if (const int error = libraries.runtime.event_record(event, from); error != kCudaSuccess) {
+    return libraries.OfRuntime("cudaEventRecord", error);
+  }
+  if (const int error = libraries.runtime.stream_wait_event(to, event, 0); error != kCudaSuccess) {
+    return libraries.OfRuntime("cudaStreamWaitEvent", error);
+  }
+  return {};
+}
+
+Status RingMatmul::Send(const Libraries& libraries, const Seat& seat, const void* data,
+                        std::size_t bytes, std::size_t to) {
+  const int result = libraries.nccl.send(data, bytes, NcclType::kI8, static_cast<int>(to),
+                                         seat.comm, seat.side_stream);
+  return result == kNcclSuccess ? Status{} : libraries.OfNccl("ncclSend", result, seat.comm);
+}
+
+Status RingMatmul::Receive(const Libraries& libraries, const Seat& seat, void* data,
+                           std::size_t bytes, std::size_t from) {
+  const int result = libraries.nccl.receive(data, bytes, NcclType::kI8, static_cast<int>(from),
+                                            seat.comm, seat.side_stream);
+  return result == kNcclSuccess ? Status{} : libraries.OfNccl("ncclRecv", result, seat.comm);
+}
+
+// ---- Gather
+// --------------------------------------------------------------------------------------
+
+RingGatherMatmul::RingGatherMatmul(const RingShape& shape) : RingMatmul(shape) {}
+
+Status RingGatherMatmul::Prepare(const Libraries& libraries, const Seat& seat) {
+  std::unique_ptr<Tools>& tools = ToolsAt(seat);
+  tools = std::make_unique<Tools>();
+  const std::size_t width = SizeOf(shape_.operand);
+  const ProductShape product{
+      .batch = shape_.batch,
+      .rows = shape_.rows,
+      .inner = shape_.inner,
+      .columns = shape_.columns,
+      .x_leading = shape_.x_is_transposed ? shape_.rows : shape_.inner,
+      .w_leading = shape_.w_is_transposed ? shape_.inner : shape_.columns,
+      .y_leading = shape_.columns,
+      .x_stride = shape_.rows * shape_.inner,
+      .y_stride = shape_.num_ranks * shape_.rows * shape_.columns,
+      .x_is_transposed = shape_.x_is_transposed,
+      .w_is_transposed = shape_.w_is_transposed,
+      .operand = shape_.operand,
+      .result = shape_.result,
+      .allows_tf32 = shape_.allows_tf32,
+      .alignment = AlignmentOf({slot_bytes_, shape_.rows * shape_.inner * width,
+                                shape_.rows * shape_.columns * SizeOf(shape_.result)})};
+  if (Status status = tools->products[0].Plan(libraries, product, shape_.workspace_bytes);
+      !status.ok()) {
+    return status;
+  }
+  return MakeEvents(libraries, *tools, shape_.num_ranks);
+}
+
+Status RingGatherMatmul::Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
+                                 std::span<const void* const> operands,
+                                 std::span<void* const> results) const {
+  const Tools& tools = ToolsOf(seat);
+  const void* const w = operands[1];
+  // A rank's own block lies in x; that of the i-th rank after it in slot i - 1.
+  const auto slot = [&](std::size_t owner) {
+    return (owner + shape_.num_ranks - seat.rank - 1) % shape_.num_ranks * slot_bytes_;
+  };
+  const auto block = [&](std::size_t owner) {
+    return owner == seat.rank ? operands[0] : At(results[1], slot(owner));
+  };
+  Status status = Follow(libraries, seat.side_stream, stream, tools.events[0]);
+  std::size_t num_events = 1;
+  for (const GatherStep& step : GatherSteps(seat.rank, shape_.num_ranks, shape_.is_bidirectional)) {
+    if (!step.transfers.empty() && status.ok()) {
+      status = InGroup(libraries, seat, [&] {
+        for (const Transfer& transfer : step.transfers) {
+          if (Status sent = Send(libraries, seat, block(transfer.sent), slot_bytes_, transfer.to);
+              !sent.ok()) {
+            return sent;
+          }
+          if (Status received = Receive(libraries, seat, At(results[1], slot(transfer.received)),
+                                        slot_bytes_, transfer.from);
+              !received.ok()) {
+            return received;
+          }
+        }
+        return Status{};
+      });
+    }
+    for (const std::size_t owner : step.products) {
+      if (status.ok()) {
+        void* const y =
+            At(results[0], owner * shape_.rows * shape_.columns * SizeOf(shape_.result));
+        status = tools.products[0].Enqueue(stream, block(owner), w, y, /*adds=*/false, results[2]);
+      }
+    }
+    if (!step.transfers.empty() && status.ok()) {
+      status = Follow(libraries, stream, seat.side_stream, tools.events[num_events++]);
+    }
+  }
+  return status;
+}
+
+// ---- Scatter
+// -------------------------------------------------------------------------------------
+
+RingScatterMatmul::RingScatterMatmul(const RingShape& shape) : RingMatmul(shape), flat_(shape) {
+  if (shape.kind == RingKind::kScatterColumns) {
+    flat_.rows *= flat_.batch;
+    flat_.batch = 1;
+  }
+  const std::size_t all = flat_.batch > 1 ? flat_.batch : flat_.rows;
+  const std::size_t half = shape.is_bidirectional ? (all + 1) / 2 : all;
+  chains_[0] = {.first = 0, .count = half};
+  chains_[1] = {.first = half, .count = all - half};
+}
+
+std::size_t RingScatterMatmul::Elements(const Chain& chain) const {
+  return chain.count * flat_.columns * (flat_.batch > 1 ? flat_.rows : 1);
+}
+
+// In elements; of the part of x that gives a chain's part of an owner's block.
+std::size_t RingScatterMatmul::XOffset(const Chain& chain, std::size_t owner) const {
+  const std::size_t block = flat_.kind == RingKind::kScatterRows ? owner : 0;
+  if (flat_.batch > 1) {
+    return (chain.first * flat_.num_ranks + block) * flat_.rows * flat_.inner;
+  }
+  const std::size_t row = block * flat_.rows + chain.first;
+  return flat_.x_is_transposed ? row : row * flat_.inner;
+}
+
+std::size_t RingScatterMatmul::WOffset(std::size_t owner) const {
+  if (flat_.kind == RingKind::kScatterRows) {
+    return 0;
+  }
+  return owner * flat_.columns * (flat_.w_is_transposed ? flat_.inner : 1);
+}
+
+Status RingScatterMatmul::Prepare(const Libraries& libraries, const Seat& seat) {
+  std::unique_ptr<Tools>& tools = ToolsAt(seat);
+  tools = std::make_unique<Tools>();
+  const bool scatters_rows = flat_.kind == RingKind::kScatterRows;
+  const std::size_t x_rows = flat_.rows * (scatters_rows ? flat_.num_ranks : 1);
+  const std::size_t w_columns = flat_.columns * (scatters_rows ? 1 : flat_.num_ranks);
+  const std::size_t width = SizeOf(flat_.operand);
+  for (std::size_t i = 0; i < chains_.size(); ++i) {
+    const Chain& chain = chains_[i];
+    if (chain.count == 0) {
+      continue;
+    }
+    const ProductShape product{
+        .batch = flat_.batch > 1 ? chain.count : 1,
+        .rows = flat_.batch > 1 ? flat_.rows : chain.count,
+        .inner = flat_.inner,
+        .columns = flat_.columns,
+        .x_leading = flat_.x_is_transposed ? x_rows : flat_.inner,
+        .w_leading = flat_.w_is_transposed ? flat_.inner : w_columns,
+        .y_leading = flat_.columns,
+        .x_stride = x_rows * flat_.inner,
+        .y_stride = flat_.rows * flat_.columns,
+        .x_is_transposed = flat_.x_is_transposed,
+        .w_is_transposed = flat_.w_is_transposed,
+        .operand = flat_.operand,
+        .result = flat_.result,
+        .allows_tf32 = flat_.allows_tf32,
+        .alignment = AlignmentOf({XOffset(chain, 1) * width, XOffset(chain, 0) * width,
+                                  XOffset(chain, flat_.num_ranks - 1) * width, WOffset(1) * width,
+                                  x_rows * flat_.inner * width, slot_bytes_,
+                                  Elements(chains_[0]) * SizeOf(flat_.result),
+                                  flat_.rows * flat_.columns * SizeOf(flat_.result)})};
+    if (Status status = tools->products[i].Plan(libraries, product, flat_.workspace_bytes);
+        !status.ok()) {
+      return status;
+    }
+  }
+  return MakeEvents(libraries, *tools, 1 + 2 * chains_.size() * flat_.num_ranks);
+}
+
+Status RingScatterMatmul::Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
+                                  std::span<const void* const> operands,
+                                  std::span<void* const> results) const {
+  const Tools& tools = ToolsOf(seat);
+  const std::size_t last = flat_.num_ranks - 1;
+  const std::size_t width = SizeOf(flat_.operand);
+  const std::size_t wide = SizeOf(flat_.result);
+  const std::array<std::vector<ScatterStep>, 2> steps{
+      ScatterSteps(seat.rank, flat_.num_ranks, /*is_forward=*/true),
+      ScatterSteps(seat.rank, flat_.num_ranks, /*is_forward=*/false)};
+  // Where a chain's sum of a step lies: in the end that is y.
+  const auto place = [&](std::size_t i, std::size_t step) {
+    const std::size_t part = i == 0 ? 0 : Elements(chains_[0]) * wide;
+    return step == last ? At(results[0], part) : At(results[1], step * slot_bytes_ + part);
+  };
+  std::size_t num_events = 0;
+  Status status = Follow(libraries, seat.side_stream, stream, tools.events[num_events++]);
+  std::array<Event, 2> received{};
+  for (std::size_t step = 0; step <= last; ++step) {
+    for (std::size_t i = 0; i < chains_.size() && status.ok(); ++i) {
+      const Chain& chain = chains_[i];
+      if (chain.count == 0) {
+        continue;
+      }
+      const ScatterStep& now = steps[i][step];
+      if (step > 0) {
+        if (const int error = libraries.runtime.stream_wait_event(stream, received[i], 0);
+            error != kCudaSuccess) {
+          return libraries.OfRuntime("cudaStreamWaitEvent", error);
+        }
+      }
+      status = tools.products[i].Enqueue(stream, At(operands[0], XOffset(chain, now.owner) * width),
+                                         At(operands[1], WOffset(now.owner) * width),
+                                         place(i, step), /*adds=*/step > 0, results[2]);
+      if (step == last || !status.ok()) {
+        continue;
+      }
+      status = Follow(libraries, seat.side_stream, stream, tools.events[num_events++]);
+      if (!status.ok()) {
+        continue;
+      }
+      const std::size_t bytes = Elements(chain) * wide;
+      status = InGroup(libraries, seat, [&] {
+        Status sent = Send(libraries, seat, place(i, step), bytes, now.to);
+        return sent.ok() ? Receive(libraries, seat, place(i, step + 1), bytes, now.from) : sent;
+      });
+      received[i] = tools.events[num_events++];
+      if (const int error = libraries.runtime.event_record(received[i], seat.side_stream);
+          error != kCudaSuccess && status.ok()) {
+        status = libraries.OfRuntime("cudaEventRecord", error);
+      }
+    }
+  }
+  return status;
+}
+
+std::unique_ptr<Operation> MakeRingMatmul(const RingShape& shape) {
+  if (shape.kind == RingKind::kGatherRows) {
+    return std::make_unique<RingGatherMatmul>(shape);
+  }
+  return std::make_unique<RingScatterMatmul>(shape);
+}
+
+}  // namespace jaxcoll::cuda

@@ -1,0 +1,596 @@
+// tests/cpp/cuda_test.cc: the engine for GPUs, on a CUDA runtime, NCCL and cuBLASLt that work on
+// ordinary memory (fake_cuda.cc). Threads are the ranks, each of a local device of its own.
+#include <dlfcn.h>  // dlopen, dlsym
+
+#include <array>       // std::array
+#include <bit>         // std::bit_cast
+#include <chrono>      // std::chrono
+#include <cstddef>     // std::byte, std::size_t
+#include <cstdint>     // std::int32_t, std::int64_t
+#include <functional>  // std::function
+#include <memory>      // std::make_unique, std::unique_ptr
+#include <numeric>     // std::iota
+#include <set>         // std::set
+#include <string>      // std::string, std::to_string
+#include <thread>      // std::thread
+#include <utility>     // std::move
+#include <vector>      // std::vector
+
+#include "cuda/collectives.h"
+#include "cuda/engine.h"
+#include "cuda/libraries.h"
+#include "cuda/reductions.h"
+#include "cuda/ring.h"
+#include "cuda/ring_matmul.h"
+#include "cuda/site.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+using namespace jaxcoll::cuda;
+
+constexpr std::int64_t kFirstId = 40;  // global ids and CUDA's numbers differ
+constexpr int kMostRanks = 5;
+constexpr std::int64_t kLong = 20'000'000'000;
+
+const LibraryPaths kFake{.runtime = {FAKE_CUDA}, .nccl = {FAKE_CUDA}, .blas = {FAKE_CUDA}};
+
+std::vector<std::int64_t> Devices(std::size_t count) {
+  std::vector<std::int64_t> ids(count);
+  std::iota(ids.begin(), ids.end(), kFirstId);
+  return ids;
+}
+
+Engine& OpenEngine() {
+  Engine& engine = Engine::Get();
+  if (engine.libraries().nccl_version == 0) {
+    const Status status = engine.Open(kFake);
+    if (!status.ok()) {
+      std::printf("%s\n", status.message.c_str());
+      std::abort();
+    }
+    std::vector<Clique::LocalDevice> devices;
+    for (int ordinal = 0; ordinal < kMostRanks; ++ordinal) {
+      devices.push_back({.id = kFirstId + ordinal, .ordinal = ordinal});
+    }
+    engine.SetDevices(devices);
+  }
+  engine.Reset();
+  engine.SetTimeout(kLong);
+  return engine;
+}
+
+template <typename Function>
+Function OfFake(const char* name) {
+  return std::bit_cast<Function>(dlsym(dlopen(FAKE_CUDA, RTLD_NOW), name));
+}
+
+std::string TakeLog() { return OfFake<const char* (*)()>("fake_cuda_take_log")(); }
+
+std::size_t Lines(const std::string& log, const std::string& what) {
+  std::size_t count = 0;
+  for (std::size_t at = log.find(what); at != std::string::npos; at = log.find(what, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+using Ints = std::vector<std::int32_t>;
+using Bytes = std::vector<std::byte>;
+
+template <typename T>
+Operand In(const std::vector<T>& data) {
+  return {.data = data.data(), .bytes = data.size() * sizeof(T)};
+}
+template <typename T>
+Result Out(std::vector<T>& data) {
+  return {.data = data.data(), .bytes = data.size() * sizeof(T)};
+}
+
+/// Runs a thread for each rank, each of which returns a Status; returns these.
+std::vector<Status> OnRanks(std::size_t count, const std::function<Status(int)>& run) {
+  std::vector<Status> statuses(count);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < count; ++rank) {
+    threads.emplace_back([&, rank] { statuses[rank] = run(static_cast<int>(rank)); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return statuses;
+}
+
+bool AllSucceed(Context& context, const std::vector<Status>& statuses) {
+  bool ok = true;
+  for (const Status& status : statuses) {
+    ok = context.Expect(status.ok(), [&] { return status.message; }) && ok;
+  }
+  return ok;
+}
+
+std::unique_ptr<Site> SiteOf(std::unique_ptr<Operation> operation, std::size_t ranks) {
+  std::vector<std::vector<std::int64_t>> groups;
+  groups.push_back(Devices(ranks));
+  return std::make_unique<Site>(Engine::Get(), 7, std::move(groups), std::move(operation));
+}
+
+/// A run of a program with one call, on all ranks: one operand and one result each.
+template <typename T>
+void Run(Context& context, std::unique_ptr<Operation> operation,
+         const std::vector<std::vector<T>>& operands, std::vector<std::vector<T>>& results) {
+  const auto site = SiteOf(std::move(operation), operands.size());
+  AllSucceed(context, OnRanks(operands.size(), [&](int rank) {
+               Status status = site->Initialize(rank, nullptr);
+               if (!status.ok()) {
+                 return status;
+               }
+               const std::array in{In(operands[static_cast<std::size_t>(rank)])};
+               const std::array out{Out(results[static_cast<std::size_t>(rank)])};
+               return site->Execute(rank, nullptr, in, out);
+             }));
+}
+
+/// Different small integers on each rank.
+std::vector<Ints> Values(std::size_t ranks, std::size_t count) {
+  std::vector<Ints> values(ranks, Ints(count));
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t i = 0; i < count; ++i) {
+      values[rank][i] = static_cast<std::int32_t>(rank * 1000 + i * 7 % 101);
+    }
+  }
+  return values;
+}
+
+// ---- Finding libraries
+// ---------------------------------------------------------------------------
+
+void LibrariesSayWhatIsMissing(Context& context) {
+  const auto problem = [](LibraryPaths paths) { return Libraries().Open(paths).message; };
+  const auto expect = [&](const std::string& text, const std::string& part) {
+    context.Expect(text.find(part) != std::string::npos, [&] { return text; });
+  };
+  LibraryPaths paths = kFake;
+  context.Expect(problem(paths).empty(), [&] { return problem(paths); });
+  paths.runtime = {"/nowhere/libcudart.so.13"};
+  expect(problem(paths), "CUDA's runtime can't be used (/nowhere/libcudart.so.13");
+  paths = kFake;
+  paths.nccl = {};
+  expect(problem(paths), "NCCL can't be used (no path is known)");
+  paths.nccl = {"libm.so.6"};
+  expect(problem(paths), "ncclGetVersion is missing");
+  paths.nccl = {"/nowhere/libnccl.so.2", FAKE_CUDA};  // the second one is as good
+  context.Expect(problem(paths).empty(), [&] { return problem(paths); });
+  paths.blas = {};
+  Libraries libraries;
+  context.Expect(libraries.Open(paths).ok(), "the collectives need no cuBLASLt");
+  expect(libraries.blas_problem, "no path");
+  context.Expect(NcclVersionText(22707) == "2.27.7", "NCCL's version");
+}
+
+void ReductionsAreThoseOfNccl(Context& context) {
+  const auto has = [](DType dtype, ReduceOp op, std::size_t ranks) {
+    return ReductionOf(dtype, op, ranks).has_value();
+  };
+  context.Expect(has(DType::kF32, ReduceOp::kMean, 4) && !has(DType::kF32, ReduceOp::kMean, 3),
+                 "a mean multiplies before it adds: exact for powers of two alone");
+  context.Expect(!has(DType::kI32, ReduceOp::kMean, 4), "a mean of integers");
+  context.Expect(!has(DType::kI16, ReduceOp::kSum, 2) && !has(DType::kU16, ReduceOp::kMax, 2),
+                 "16-bit integers");
+  context.Expect(!has(DType::kI32, ReduceOp::kAnd, 2) && has(DType::kBool, ReduceOp::kAnd, 2),
+                 "bitwise");
+  context.Expect(!has(DType::kC64, ReduceOp::kProd, 2) && !has(DType::kC64, ReduceOp::kMax, 2),
+                 "complex");
+  const auto complex = ReductionOf(DType::kC128, ReduceOp::kSum, 3);
+  context.Expect(complex && complex->parts == 2 && complex->type == NcclType::kF64, "c128 sum");
+  const auto any = ReductionOf(DType::kBool, ReduceOp::kOr, 3);
+  context.Expect(any && any->op == NcclOp::kMax && any->type == NcclType::kU8, "bool or");
+}
+
+// ---- Collectives
+// ---------------------------------------------------------------------------------
+
+void TreesAreReducedInPlaceInOneGroup(Context& context) {
+  for (const std::size_t p : {2U, 3U, 5U}) {
+    OpenEngine();
+    const auto sum = *ReductionOf(DType::kI32, ReduceOp::kSum, p);
+    const auto wide = *ReductionOf(DType::kC64, ReduceOp::kSum, p);
+    const auto site = SiteOf(std::make_unique<AllReduce>(std::vector<AllReduce::Leaf>{
+                                 {.reduction = sum, .count = 11, .bytes = 44},
+                                 {.reduction = sum, .count = 0, .bytes = 0},
+                                 {.reduction = wide, .count = 2, .bytes = 16}}),
+                             p);
+    std::vector<Ints> ints = Values(p, 11);
+    const std::vector<Ints> before = ints;
+    std::vector<std::vector<float>> floats(p, {1, 2, 3, 4});
+    Ints none;
+    TakeLog();
+    AllSucceed(context, OnRanks(p, [&](int rank) {
+                 const auto at = static_cast<std::size_t>(rank);
+                 Status status = site->Initialize(rank, nullptr);
+                 const std::array in{In(ints[at]), In(none), In(floats[at])};
+                 const std::array out{Out(ints[at]), Out(none), Out(floats[at])};
+                 return status.ok() ? site->Execute(rank, nullptr, in, out) : status;
+               }));
+    const std::string log = TakeLog();
+    context.Expect(Lines(log, "all_reduce") == 2 * p && Lines(log, "type 7 op 0 grouped") == p,
+                   [&] { return log; });
+    for (std::size_t i = 0; i < 11; ++i) {
+      std::int32_t total = 0;
+      for (const Ints& of_rank : before) {
+        total += of_rank[i];
+      }
+      for (const Ints& of_rank : ints) {
+        context.Expect(of_rank[i] == total, "a sum");
+      }
+    }
+    for (const auto& of_rank : floats) {
+      context.Expect(of_rank[3] == 4 * static_cast<float>(p), "an imaginary part");
+    }
+  }
+}
+
+void CopiesGoWhereTheyBelong(Context& context) {
+  for (const std::size_t p : {2U, 3U, 5U}) {
+    OpenEngine();
+    constexpr std::size_t kBlock = 6;
+    const std::vector<Ints> whole = Values(p, p * kBlock);
+    const std::vector<Ints> blocks = Values(p, kBlock);
+    const auto poisoned = [&](std::size_t count) { return std::vector<Ints>(p, Ints(count, -1)); };
+    auto results = poisoned(p * kBlock);
+    Run(context, std::make_unique<AllGather>(kBlock * 4, p), blocks, results);
+    for (std::size_t rank = 0; rank < p; ++rank) {
+      for (std::size_t i = 0; i < p * kBlock; ++i) {
+        context.Expect(results[rank][i] == blocks[i / kBlock][i % kBlock], "all_gather");
+      }
+    }
+    results = poisoned(p * kBlock);
+    Run(context, std::make_unique<AllToAll>(kBlock * 4, p), whole, results);
+    for (std::size_t rank = 0; rank < p; ++rank) {
+      for (std::size_t i = 0; i < p * kBlock; ++i) {
+        context.Expect(results[rank][i] == whole[i / kBlock][rank * kBlock + i % kBlock],
+                       "all_to_all");
+      }
+    }
+    results = poisoned(kBlock);
+    const auto sum = *ReductionOf(DType::kI32, ReduceOp::kSum, p);
+    Run(context, std::make_unique<ReduceScatter>(sum, kBlock, kBlock * 4, p), whole, results);
+    for (std::size_t rank = 0; rank < p; ++rank) {
+      for (std::size_t i = 0; i < kBlock; ++i) {
+        std::int32_t total = 0;
+        for (const Ints& of_rank : whole) {
+          total += of_rank[rank * kBlock + i];
+        }
+        context.Expect(results[rank][i] == total, "reduce_scatter");
+      }
+    }
+    results = poisoned(kBlock);
+    std::vector<int> sources(p, -1);  // rank 0 gets its own, the last nothing, the others shift
+    sources[0] = 0;
+    for (std::size_t rank = 1; rank + 1 < p; ++rank) {
+      sources[rank] = static_cast<int>(rank) + 1;
+    }
+    Run(context, std::make_unique<Permute>(sources, kBlock * 4), blocks, results);
+    for (std::size_t rank = 0; rank < p; ++rank) {
+      const int source = sources[rank];
+      context.Expect(
+          results[rank] == (source < 0 ? Ints(kBlock) : blocks[static_cast<std::size_t>(source)]),
+          "ppermute");
+    }
+    results = poisoned(kBlock);
+    Run(context, std::make_unique<Broadcast>(static_cast<int>(p) - 1, kBlock * 4), blocks, results);
+    for (const Ints& result : results) {
+      context.Expect(result == blocks[p - 1], "broadcast");
+    }
+  }
+}
+
+// ---- Rings
+// ---------------------------------------------------------------------------------------
+
+void RingsSendWhatIsThere(Context& context) {
+  for (std::size_t p = 2; p <= 9; ++p) {
+    for (const bool both_ways : {false, true}) {
+      std::vector<std::vector<GatherStep>> steps;
+      for (std::size_t rank = 0; rank < p; ++rank) {
+        steps.push_back(GatherSteps(rank, p, both_ways));
+      }
+      context.Expect(steps[0].size() == (both_ways ? p / 2 + 1 : p), "the number of steps");
+      for (std::size_t rank = 0; rank < p; ++rank) {
+        std::set<std::size_t> here{rank};
+        std::multiset<std::size_t> multiplied;
+        for (std::size_t step = 0; step < steps[rank].size(); ++step) {
+          for (const std::size_t owner : steps[rank][step].products) {
+            context.Expect(here.count(owner) == 1, "a product of a block that is not there");
+            multiplied.insert(owner);
+          }
+          std::set<std::size_t> coming;
+          for (const Transfer& transfer : steps[rank][step].transfers) {
+            context.Expect(here.count(transfer.sent) == 1, "a block is sent before it came");
+            bool is_expected = false;
+            for (const Transfer& other : steps[transfer.to][step].transfers) {
+              is_expected |= other.from == rank && other.received == transfer.sent;
+            }
+            context.Expect(is_expected, "who gets a block expects another");
+            coming.insert(transfer.received);
+          }
+          here.insert(coming.begin(), coming.end());
+        }
+        context.Expect(multiplied.size() == p && here.size() == p, "each block once");
+      }
+    }
+    for (const bool is_forward : {false, true}) {
+      std::vector<std::set<std::size_t>> sums(p);  // of each owner, whose products it has
+      for (std::size_t step = 0; step < p; ++step) {
+        for (std::size_t rank = 0; rank < p; ++rank) {
+          const ScatterStep now = ScatterSteps(rank, p, is_forward)[step];
+          context.Expect(sums[now.owner].insert(rank).second, "a product is added twice");
+          if (step + 1 < p) {
+            const ScatterStep next = ScatterSteps(now.to, p, is_forward)[step + 1];
+            context.Expect(next.owner == now.owner && next.from == rank, "a sum goes elsewhere");
+          } else {
+            context.Expect(now.owner == rank, "a sum ends elsewhere");
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Matrices of small integers as floats, so that any order of sums gives the same.
+std::vector<float> Matrix(std::size_t count, std::size_t seed) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = static_cast<float>((i * 37 + seed * 11) % 13) - 6;
+  }
+  return values;
+}
+
+void MultiplyInRing(Context& context, const RingShape& shape) {
+  const std::size_t p = shape.num_ranks;
+  const bool gathers = shape.kind == RingKind::kGatherRows;
+  const std::size_t all_rows = shape.rows * (shape.kind == RingKind::kScatterRows ? p : 1);
+  const std::size_t all_columns = shape.columns * (shape.kind == RingKind::kScatterColumns ? p : 1);
+  std::vector<std::vector<float>> xs;
+  std::vector<std::vector<float>> ws;
+  for (std::size_t rank = 0; rank < p; ++rank) {
+    xs.push_back(Matrix(shape.batch * all_rows * shape.inner, rank + 1));
+    ws.push_back(Matrix(shape.inner * all_columns, rank + 50));
+  }
+  // Element (b, i, j) of a rank's own product.
+  const auto product = [&](std::size_t x_rank, std::size_t w_rank, std::size_t b, std::size_t i,
+                           std::size_t j) {
+    float total = 0;
+    for (std::size_t k = 0; k < shape.inner; ++k) {
+      const std::size_t at_x =
+          shape.x_is_transposed ? k * all_rows + i : (b * all_rows + i) * shape.inner + k;
+      const std::size_t at_w = shape.w_is_transposed ? j * shape.inner + k : k * all_columns + j;
+      total += xs[x_rank][at_x] * ws[w_rank][at_w];
+    }
+    return total;
+  };
+  const auto site = SiteOf(MakeRingMatmul(shape), p);
+  const std::size_t y_rows = shape.rows * (gathers ? p : 1);
+  const std::size_t block = shape.batch * shape.rows * (gathers ? shape.inner : shape.columns);
+  std::vector<std::vector<float>> ys(
+      p, std::vector<float>(shape.batch * y_rows * shape.columns, -1e6F));
+  const Runtime& runtime = Engine::Get().libraries().runtime;
+  static std::array<Stream, kMostRanks> streams{};
+  for (int run = 0; run < 2; ++run) {  // the second with what the first has left
+    AllSucceed(context, OnRanks(p, [&](int rank) {
+                 const auto at = static_cast<std::size_t>(rank);
+                 if (streams[at] == nullptr) {
+                   runtime.stream_create_with_flags(&streams[at], kStreamNonBlocking);
+                 }
+                 Status status = site->Initialize(rank, streams[at]);
+                 std::vector<float> slots(block * (p - 1), -1e6F);
+                 std::vector<std::byte> workspace(shape.workspace_bytes);
+                 // Computed on the stream right before.
+                 std::vector<float> x(xs[at].size(), -1e6F);
+                 std::vector<float> w(ws[at].size(), -1e6F);
+                 runtime.memcpy_async(x.data(), xs[at].data(), In(x).bytes, kMemcpyDeviceToDevice,
+                                      streams[at]);
+                 runtime.memcpy_async(w.data(), ws[at].data(), In(w).bytes, kMemcpyDeviceToDevice,
+                                      streams[at]);
+                 const std::array in{In(x), In(w)};
+                 const std::array out{Out(ys[at]), Out(slots), Out(workspace)};
+                 if (status.ok()) {
+                   status = site->Execute(rank, streams[at], in, out);
+                 }
+                 // The buffers go: as what XLA puts on its stream next, after the whole call.
+                 const int error = runtime.stream_synchronize(streams[at]);
+                 return status.ok() && error != 0 ? Internal("the stream has failed") : status;
+               }));
+  }
+  std::size_t num_wrong = 0;
+  for (std::size_t rank = 0; rank < p; ++rank) {
+    for (std::size_t b = 0; b < shape.batch; ++b) {
+      for (std::size_t i = 0; i < y_rows; ++i) {
+        for (std::size_t j = 0; j < shape.columns; ++j) {
+          float expected = 0;
+          if (gathers) {
+            expected = product(i / shape.rows, rank, b, i % shape.rows, j);
+          } else {
+            const bool rows = shape.kind == RingKind::kScatterRows;
+            for (std::size_t other = 0; other < p; ++other) {
+              expected += product(other, other, b, rows ? rank * shape.rows + i : i,
+                                  rows ? j : rank * shape.columns + j);
+            }
+          }
+          num_wrong += ys[rank][(b * y_rows + i) * shape.columns + j] == expected ? 0 : 1;
+        }
+      }
+    }
+  }
+  context.Expect(num_wrong == 0, [&] {
+    return std::to_string(num_wrong) + " wrong: kind " +
+           std::to_string(static_cast<int>(shape.kind)) + ", " + std::to_string(p) + " ranks, " +
+           std::to_string(shape.batch) + " x " + std::to_string(shape.rows);
+  });
+}
+
+void MatrixProductsOfRings(Context& context) {
+  for (const std::size_t p : {2U, 3U, 4U, 5U}) {
+    OpenEngine();
+    for (const RingKind kind :
+         {RingKind::kGatherRows, RingKind::kScatterRows, RingKind::kScatterColumns}) {
+      for (const bool both_ways : {false, true}) {
+        for (const auto& [batch, rows] :
+             {std::pair{1U, 5U}, std::pair{1U, 1U}, std::pair{3U, 2U}}) {
+          for (const bool is_transposed : {false, true}) {
+            MultiplyInRing(context, {.kind = kind,
+                                     .num_ranks = p,
+                                     .batch = batch,
+                                     .rows = rows,
+                                     .inner = 4,
+                                     .columns = 3,
+                                     .x_is_transposed = is_transposed && batch == 1,
+                                     .w_is_transposed = is_transposed,
+                                     .is_bidirectional = both_ways,
+                                     .workspace_bytes = 64});
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- Communicators
+// -------------------------------------------------------------------------------
+
+std::unique_ptr<Operation> SmallGather(std::size_t p) { return std::make_unique<AllGather>(4, p); }
+
+void CommunicatorsAreMadeOnceAndTogether(Context& context) {
+  Engine& engine = OpenEngine();
+  const auto first = SiteOf(SmallGather(4), 4);
+  const auto second = SiteOf(SmallGather(4), 4);
+  TakeLog();
+  for (int run = 0; run < 2; ++run) {
+    AllSucceed(context, OnRanks(4, [&](int rank) {
+                 Status status = first->Initialize(rank, nullptr);
+                 return status.ok() ? second->Initialize(rank, nullptr) : status;
+               }));
+  }
+  std::string log = TakeLog();
+  context.Expect(Lines(log, "get_unique_id") == 1 && Lines(log, "grouped") == 4,
+                 [&] { return log; });
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::string line = "init rank " + std::to_string(rank) + " of 4 on device " +
+                             std::to_string(rank) + " grouped";
+    context.Expect(Lines(log, line) == 1, [&] { return line + "\n" + log; });
+  }
+  // The same devices in another order are another group.
+  Site turned(engine, 8, {{kFirstId + 1, kFirstId}, {kFirstId + 3, kFirstId + 2}}, SmallGather(2));
+  AllSucceed(context, OnRanks(4, [&](int rank) { return turned.Initialize(rank, nullptr); }));
+  log = TakeLog();
+  context.Expect(Lines(log, "get_unique_id") == 2 &&
+                     Lines(log, "init rank 1 of 2 on device 0 grouped") == 1 &&
+                     Lines(log, "init rank 0 of 2 on device 3 grouped") == 1,
+                 [&] { return log; });
+  engine.Reset();
+  log = TakeLog();
+  context.Expect(Lines(log, "abort") == 8, [&] { return log; });
+  AllSucceed(context, OnRanks(4, [&](int rank) { return first->Initialize(rank, nullptr); }));
+  log = TakeLog();
+  context.Expect(Lines(log, "init rank") == 4, [&] { return log; });
+  const Status unknown = first->Initialize(4, nullptr);
+  context.Expect(unknown.message.find("in none of the groups") != std::string::npos,
+                 [&] { return unknown.message; });
+}
+
+// ---- Failing
+// -------------------------------------------------------------------------------------
+
+void ExpectInAll(Context& context, const std::vector<Status>& statuses, const std::string& part) {
+  for (const Status& status : statuses) {
+    context.Expect(status.message.find(part) != std::string::npos, [&] { return status.message; });
+  }
+}
+
+void OneThatDoesNotComeIsNamed(Context& context) {
+  Engine& engine = OpenEngine();
+  engine.SetTimeout(100'000'000);
+  const auto site = SiteOf(SmallGather(3), 3);
+  ExpectInAll(context, OnRanks(2, [&](int rank) { return site->Initialize(rank, nullptr); }),
+              "devices 42 have not begun a program with a collective over them within 0.1 s");
+  ExpectInAll(context, {site->Initialize(2, nullptr)}, "devices 42 have not begun");
+}
+
+void OneThatDoesNotCallIsNamed(Context& context) {
+  Engine& engine = OpenEngine();
+  const auto site = SiteOf(SmallGather(3), 3);
+  AllSucceed(context, OnRanks(3, [&](int rank) { return site->Initialize(rank, nullptr); }));
+  engine.SetTimeout(200'000'000);
+  TakeLog();
+  std::vector<Ints> from(3, Ints(1));
+  std::vector<Ints> to(3, Ints(3));
+  const auto call = [&](int rank) {
+    const std::array in{In(from[static_cast<std::size_t>(rank)])};
+    const std::array out{Out(to[static_cast<std::size_t>(rank)])};
+    return site->Execute(rank, nullptr, in, out);
+  };
+  const auto begun = std::chrono::steady_clock::now();
+  const std::vector<Status> statuses = OnRanks(2, call);
+  const auto took = std::chrono::steady_clock::now() - begun;
+  context.Expect(took < std::chrono::seconds(5), "it takes too long");
+  ExpectInAll(context, statuses, "site 7: waited 0.");
+  ExpectInAll(context, statuses,
+              " s for rank 2 (device 42); arrived: 0 (device 40), 1 (device 41)");
+  context.Expect(Lines(TakeLog(), "abort") == 3, "all communicators are aborted");
+  ExpectInAll(context, {call(2)}, statuses[0].message);
+  ExpectInAll(context, {site->Initialize(2, nullptr)}, statuses[0].message);
+  engine.Reset();
+  engine.SetTimeout(kLong);
+  AllSucceed(context, OnRanks(3, [&](int rank) {
+               Status status = site->Initialize(rank, nullptr);
+               return status.ok() ? call(rank) : status;
+             }));
+}
+
+void ErrorsOfNcclAreNoticed(Context& context) {
+  Engine& engine = OpenEngine();
+  const auto site = SiteOf(SmallGather(2), 2);
+  AllSucceed(context, OnRanks(2, [&](int rank) { return site->Initialize(rank, nullptr); }));
+  const std::shared_ptr<Clique> clique = engine.Find(Devices(2));
+  OfFake<void (*)(NcclComm, int)>("fake_cuda_set_async_error")(clique->SeatOf(1).comm, 6);
+  for (int tries = 0; tries < 100 && clique->is_ready(); ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  ExpectInAll(context, {clique->Failure()}, "devices 40, 41, rank 1: communication: fake NCCL");
+}
+
+void WrongBuffersAreRefused(Context& context) {
+  OpenEngine();
+  const auto site = SiteOf(SmallGather(2), 2);
+  const Status early = site->Execute(0, nullptr, {}, {});
+  ExpectInAll(context, {early}, "CUDA device 0 was not initialized");
+  AllSucceed(context, OnRanks(2, [&](int rank) { return site->Initialize(rank, nullptr); }));
+  Ints one(1);
+  Ints three(3);
+  const std::array in{In(one)};
+  const std::array out{Out(three)};
+  ExpectInAll(context, {site->Execute(0, nullptr, in, out)}, "result 0: expected 8 bytes, got 12");
+  ExpectInAll(context, {site->Execute(0, nullptr, {}, out)}, "wrong number of buffers");
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests(
+      {
+          {"LibrariesSayWhatIsMissing", LibrariesSayWhatIsMissing},
+          {"ReductionsAreThoseOfNccl", ReductionsAreThoseOfNccl},
+          {"TreesAreReducedInPlaceInOneGroup", TreesAreReducedInPlaceInOneGroup},
+          {"CopiesGoWhereTheyBelong", CopiesGoWhereTheyBelong},
+          {"RingsSendWhatIsThere", RingsSendWhatIsThere},
+          {"MatrixProductsOfRings", MatrixProductsOfRings},
+          {"CommunicatorsAreMadeOnceAndTogether", CommunicatorsAreMadeOnceAndTogether},
+          {"OneThatDoesNotComeIsNamed", OneThatDoesNotComeIsNamed},
+          {"OneThatDoesNotCallIsNamed", OneThatDoesNotCallIsNamed},
+          {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},
+          {"WrongBuffersAreRefused", WrongBuffersAreRefused},
+      },
+      argc, argv);
+}

@@ -1,0 +1,741 @@
+// A CUDA runtime, NCCL and cuBLASLt on a CPU: the functions of csrc/cuda/abi.h, on ordinary memory.
+//
+// A stream is a thread that dawdles, so that what does not wait for an event comes too early; the
+// null stream runs what is put on it at once, in the thread that does so. A collective waits there
+// for the other ranks; a send does not. So results, orders and offsets are computed for real.
+// fake_cuda_* are for tests.
+#include <algorithm>           // std::copy_n, std::max, std::min
+#include <atomic>              // std::atomic
+#include <bit>                 // std::bit_cast
+#include <chrono>              // std::chrono
+#include <condition_variable>  // std::condition_variable
+#include <cstdint>             // std::int64_t, std::uint16_t, std::uint32_t
+#include <cstring>             // std::memcpy, std::memset
+#include <deque>               // std::deque
+#include <functional>          // std::function
+#include <map>                 // std::map
+#include <memory>              // std::shared_ptr
+#include <mutex>               // std::mutex
+#include <random>              // std::minstd_rand
+#include <string>              // std::string
+#include <thread>              // std::this_thread, std::thread
+#include <utility>             // std::pair
+#include <vector>              // std::vector
+
+#include "cuda/abi.h"
+
+// NOLINTBEGIN(readability-identifier-naming): names of others
+using namespace jaxcoll::cuda;
+
+/// Work in order, on a thread of its own.
+struct CUstream_st {
+  CUstream_st() {
+    std::thread([this] { Loop(); }).detach();
+  }
+
+  void Loop() {
+    std::minstd_rand random(static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(this) >> 4));
+    while (true) {
+      std::function<int()> next;
+      {
+        std::unique_lock<std::mutex> lock(mutex);
+        changed.wait(lock, [&] { return !work.empty(); });
+        next = work.front();
+      }
+      if (random() % 2 == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+      }
+      const int failed = next();
+      const std::lock_guard<std::mutex> lock(mutex);
+      error = error == 0 ? failed : error;
+      work.pop_front();
+      changed.notify_all();
+    }
+  }
+
+  int Synchronize() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return work.empty(); });
+    return error;
+  }
+
+  std::mutex mutex;  // guards the following
+  std::condition_variable changed;
+  std::deque<std::function<int()>> work;
+  int error = 0;
+};
+
+struct CUevent_st {
+  std::mutex mutex;  // guards the following
+  std::condition_variable changed;
+  std::uint64_t recorded = 0;
+  std::uint64_t done = 0;
+};
+
+namespace {
+
+int Run(CUstream_st* stream, std::function<int()> work) {
+  if (stream == nullptr) {
+    return work();
+  }
+  const std::lock_guard<std::mutex> lock(stream->mutex);
+  stream->work.push_back(std::move(work));
+  stream->changed.notify_all();
+  return 0;
+}
+
+constexpr int kInvalidArgument = 4;
+constexpr int kInvalidUsage = 5;
+constexpr int kRemoteError = 6;
+constexpr auto kPatience = std::chrono::seconds(20);
+
+std::mutex log_mutex;
+std::string log_text;
+thread_local int current_device = 0;
+
+/// Owned by the library, for ever: who is done with one does not say so.
+template <typename T>
+T* Keep(T* object) {
+  static std::mutex mutex;
+  static auto* const objects = new std::vector<std::shared_ptr<T>>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  objects->emplace_back(object);
+  return object;
+}
+
+void Log(const std::string& line) {
+  const std::lock_guard<std::mutex> lock(log_mutex);
+  log_text += line + "\n";
+}
+
+// ---- Numbers
+// -------------------------------------------------------------------------------------
+
+float FromHalf(std::uint16_t bits) {
+  const float sign = (bits & 0x8000U) != 0 ? -1.0F : 1.0F;
+  const int exponent = (bits >> 10) & 31;
+  const float mantissa = static_cast<float>(bits & 1023U) / 1024.0F;
+  if (exponent == 0) {
+    return sign * mantissa * 0x1p-14F;
+  }
+  float scale = 1.0F;
+  for (int i = 15; i < exponent; ++i) {
+    scale *= 2.0F;
+  }
+  for (int i = exponent; i < 15; ++i) {
+    scale /= 2.0F;
+  }
+  return sign * (1.0F + mantissa) * scale;
+}
+
+// Rounds to nearest, ties to even, by trying: tests are small.
+std::uint16_t ToHalf(float value) {
+  std::uint16_t best = 0;
+  float error = 1e30F;
+  for (std::uint32_t bits = 0; bits < 0x7C00U; ++bits) {
+    const auto candidate = static_cast<std::uint16_t>(bits | (value < 0 ? 0x8000U : 0U));
+    const float found = FromHalf(candidate) - value;
+    const float distance = found < 0 ? -found : found;
+    if (distance < error || (distance == error && (candidate & 1U) == 0)) {
+      error = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::uint16_t ToBf16(float value) {
+  auto bits = std::bit_cast<std::uint32_t>(value);
+  bits += 0x7FFFU + ((bits >> 16) & 1U);
+  return static_cast<std::uint16_t>(bits >> 16);
+}
+
+float FromBf16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+std::size_t SizeOf(NcclType type) {
+  switch (type) {
+    case NcclType::kI8:
+    case NcclType::kU8:
+      return 1;
+    case NcclType::kF16:
+    case NcclType::kBF16:
+      return 2;
+    case NcclType::kI32:
+    case NcclType::kU32:
+    case NcclType::kF32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
+template <typename T>
+T Combine(NcclOp op, T a, T b) {
+  switch (op) {
+    case NcclOp::kProd:
+      return static_cast<T>(a * b);
+    case NcclOp::kMax:
+      return std::max(a, b);
+    case NcclOp::kMin:
+      return std::min(a, b);
+    default:
+      return static_cast<T>(a + b);
+  }
+}
+
+using Bytes = std::vector<std::byte>;
+
+/// Rank by rank, rounded at every step as NCCL does. `load` and `store` are of the type in memory.
+template <typename T, typename Stored, typename Load, typename Store>
+void Reduce(const std::vector<const Bytes*>& inputs, std::size_t first, std::size_t count,
+            NcclOp op, void* to, Load load, Store store) {
+  const auto at = [&](std::size_t rank, std::size_t i) {
+    Stored value;
+    std::memcpy(&value, inputs[rank]->data() + (first + i) * sizeof(Stored), sizeof(Stored));
+    T loaded = load(value);
+    if constexpr (std::is_floating_point_v<T>) {
+      loaded = op == NcclOp::kAvg ? loaded / static_cast<T>(inputs.size()) : loaded;
+    }
+    return loaded;
+  };
+  for (std::size_t i = 0; i < count; ++i) {
+    Stored total = store(at(0, i));
+    for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
+      total = store(Combine<T>(op, load(total), at(rank, i)));
+    }
+    std::memcpy(static_cast<std::byte*>(to) + i * sizeof(Stored), &total, sizeof(Stored));
+  }
+}
+
+template <typename T>
+void ReducePlain(const std::vector<const Bytes*>& inputs, std::size_t first, std::size_t count,
+                 NcclOp op, void* to) {
+  const auto same = [](T value) { return value; };
+  Reduce<T, T>(inputs, first, count, op, to, same, same);
+}
+
+void ReduceAny(NcclType type, const std::vector<const Bytes*>& inputs, std::size_t first,
+               std::size_t count, NcclOp op, void* to) {
+  switch (type) {
+    case NcclType::kI8:
+      return ReducePlain<std::int8_t>(inputs, first, count, op, to);
+    case NcclType::kU8:
+      return ReducePlain<std::uint8_t>(inputs, first, count, op, to);
+    case NcclType::kI32:
+      return ReducePlain<std::int32_t>(inputs, first, count, op, to);
+    case NcclType::kU32:
+      return ReducePlain<std::uint32_t>(inputs, first, count, op, to);
+    case NcclType::kI64:
+      return ReducePlain<std::int64_t>(inputs, first, count, op, to);
+    case NcclType::kU64:
+      return ReducePlain<std::uint64_t>(inputs, first, count, op, to);
+    case NcclType::kF32:
+      return ReducePlain<float>(inputs, first, count, op, to);
+    case NcclType::kF64:
+      return ReducePlain<double>(inputs, first, count, op, to);
+    case NcclType::kF16:
+      return Reduce<float, std::uint16_t>(inputs, first, count, op, to, FromHalf, ToHalf);
+    case NcclType::kBF16:
+      return Reduce<float, std::uint16_t>(inputs, first, count, op, to, FromBf16, ToBf16);
+  }
+}
+
+// ---- NCCL
+// ----------------------------------------------------------------------------------------
+
+struct Deposit {
+  std::string what;
+  Bytes data;
+};
+
+struct Group {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t num_ranks = 0;
+  bool is_aborted = false;
+  std::map<std::uint64_t, std::map<int, Deposit>> collectives;  // by number, then rank
+  std::map<std::uint64_t, std::size_t> readers;
+  std::map<std::pair<int, int>, std::deque<Bytes>> mail;  // by sender and receiver
+};
+
+std::mutex groups_mutex;
+std::map<std::string, std::shared_ptr<Group>> groups;
+std::uint64_t num_ids = 0;
+
+}  // namespace
+
+struct ncclComm {
+  std::shared_ptr<Group> group;
+  int rank = 0;
+  std::uint64_t num_collectives = 0;
+  int async_error = 0;
+};
+
+namespace {
+
+struct Op {
+  enum Kind { kAllReduce, kBroadcast, kReduceScatter, kAllGather, kSend, kReceive } kind;
+  const void* from;
+  void* to;
+  std::size_t count;
+  NcclType type;
+  NcclOp op;
+  int peer;
+  ncclComm* comm;
+  CUstream_st* stream;
+};
+
+thread_local int depth = 0;
+thread_local std::vector<Op> queue;
+
+template <typename Ready>
+bool Await(Group& group, std::unique_lock<std::mutex>& lock, Ready ready) {
+  return group.changed.wait_for(lock, kPatience, [&] { return group.is_aborted || ready(); }) &&
+         !group.is_aborted;
+}
+
+int RunCollective(const Op& op) {
+  Group& group = *op.comm->group;
+  const std::uint64_t number = op.comm->num_collectives++;
+  const std::size_t ranks = group.num_ranks;
+  const std::size_t sent = op.count * (op.kind == Op::kReduceScatter ? ranks : 1) * SizeOf(op.type);
+  const auto* const from = static_cast<const std::byte*>(op.from);
+  std::unique_lock<std::mutex> lock(group.mutex);
+  auto& deposits = group.collectives[number];
+  const std::string what = std::to_string(op.kind) + " " + std::to_string(op.count) + " " +
+                           std::to_string(static_cast<int>(op.type)) + " " +
+                           std::to_string(static_cast<int>(op.op)) + " " + std::to_string(op.peer);
+  deposits[op.comm->rank] = {what, Bytes(from, from + sent)};
+  group.changed.notify_all();
+  if (!Await(group, lock, [&] { return deposits.size() == ranks; })) {
+    return kRemoteError;
+  }
+  std::vector<const Bytes*> inputs;
+  for (const auto& [rank, deposit] : deposits) {
+    if (deposit.what != what) {
+      return kInvalidUsage;
+    }
+    inputs.push_back(&deposit.data);
+  }
+  const auto rank = static_cast<std::size_t>(op.comm->rank);
+  if (op.kind == Op::kAllReduce) {
+    ReduceAny(op.type, inputs, 0, op.count, op.op, op.to);
+  } else if (op.kind == Op::kReduceScatter) {
+    ReduceAny(op.type, inputs, rank * op.count, op.count, op.op, op.to);
+  } else if (op.kind == Op::kBroadcast) {
+    const Bytes& root = *inputs[static_cast<std::size_t>(op.peer)];
+    std::copy_n(root.begin(), root.size(), static_cast<std::byte*>(op.to));
+  } else {
+    for (std::size_t i = 0; i < ranks; ++i) {
+      std::copy_n(inputs[i]->begin(), sent, static_cast<std::byte*>(op.to) + i * sent);
+    }
+  }
+  if (++group.readers[number] == ranks) {
+    group.collectives.erase(number);
+    group.readers.erase(number);
+  }
+  return 0;
+}
+
+int RunReceive(const Op& op) {
+  Group& group = *op.comm->group;
+  std::unique_lock<std::mutex> lock(group.mutex);
+  auto& mail = group.mail[{op.peer, op.comm->rank}];
+  if (!Await(group, lock, [&] { return !mail.empty(); })) {
+    return kRemoteError;
+  }
+  const Bytes data = std::move(mail.front());
+  mail.pop_front();
+  if (data.size() != op.count * SizeOf(op.type)) {
+    return kInvalidArgument;
+  }
+  std::copy_n(data.begin(), data.size(), static_cast<std::byte*>(op.to));
+  return 0;
+}
+
+int RunSend(const Op& op) {
+  Group& group = *op.comm->group;
+  const auto* const from = static_cast<const std::byte*>(op.from);
+  const std::lock_guard<std::mutex> lock(group.mutex);
+  group.mail[{op.comm->rank, op.peer}].emplace_back(from, from + op.count * SizeOf(op.type));
+  group.changed.notify_all();
+  return 0;
+}
+
+int RunAll(const std::vector<Op>& ops) {
+  int failed = 0;
+  const auto run = [&](auto which, auto execute) {
+    for (const Op& op : ops) {
+      if (failed == 0 && which(op.kind)) {
+        failed = execute(op);
+      }
+    }
+  };
+  run([](Op::Kind kind) { return kind == Op::kSend; }, RunSend);
+  run([](Op::Kind kind) { return kind < Op::kSend; }, RunCollective);
+  run([](Op::Kind kind) { return kind == Op::kReceive; }, RunReceive);
+  return failed;
+}
+
+int Flush() {
+  std::vector<Op> ops;
+  ops.swap(queue);
+  if (ops.empty()) {
+    return 0;
+  }
+  CUstream_st* const stream = ops[0].stream;
+  return Run(stream, [ops = std::move(ops)] { return RunAll(ops); });
+}
+
+int Put(const char* name, const Op& op) {
+  if (op.comm == nullptr || op.count == 0) {
+    return kInvalidArgument;
+  }
+  Log(std::to_string(op.comm->rank) + " " + name + " " + std::to_string(op.count) + " type " +
+      std::to_string(static_cast<int>(op.type)) + " op " + std::to_string(static_cast<int>(op.op)) +
+      (op.peer < 0 ? "" : " peer " + std::to_string(op.peer)) + (depth > 0 ? " grouped" : ""));
+  queue.push_back(op);
+  return depth > 0 ? 0 : Flush();
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// ---- For tests
+// -----------------------------------------------------------------------------------
+
+/// What NCCL was called with since the last time, a line each.
+EXPORT const char* fake_cuda_take_log() {
+  thread_local std::string taken;
+  const std::lock_guard<std::mutex> lock(log_mutex);
+  taken.swap(log_text);
+  log_text.clear();
+  return taken.c_str();
+}
+
+/// The next look at a communicator finds this error.
+EXPORT void fake_cuda_set_async_error(ncclComm* comm, int error) { comm->async_error = error; }
+
+// ---- CUDA's runtime
+// ------------------------------------------------------------------------------
+
+EXPORT int cudaRuntimeGetVersion(int* version) {
+  *version = 13000;
+  return 0;
+}
+EXPORT int cudaDriverGetVersion(int* version) {
+  *version = 13000;
+  return 0;
+}
+EXPORT const char* cudaGetErrorString(int /*error*/) { return "fake CUDA error"; }
+EXPORT int cudaGetDevice(int* device) {
+  *device = current_device;
+  return 0;
+}
+EXPORT int cudaSetDevice(int device) {
+  current_device = device;
+  return 0;
+}
+EXPORT int cudaStreamCreateWithFlags(CUstream_st** stream, unsigned /*flags*/) {
+  *stream = new CUstream_st();  // leaked: its thread uses it
+  return 0;
+}
+EXPORT int cudaStreamSynchronize(CUstream_st* stream) {
+  return stream == nullptr ? 0 : stream->Synchronize();
+}
+EXPORT int cudaStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned /*flags*/) {
+  std::uint64_t awaited = 0;
+  {
+    const std::lock_guard<std::mutex> lock(event->mutex);
+    awaited = event->recorded;
+  }
+  if (awaited == 0) {
+    return kInvalidArgument;  // CUDA would not wait at all: a schedule that forgot to record
+  }
+  return Run(stream, [=] {
+    std::unique_lock<std::mutex> lock(event->mutex);
+    event->changed.wait(lock, [&] { return event->done >= awaited; });
+    return 0;
+  });
+}
+EXPORT int cudaEventCreateWithFlags(CUevent_st** event, unsigned /*flags*/) {
+  *event = Keep(new CUevent_st{});
+  return 0;
+}
+EXPORT int cudaEventRecord(CUevent_st* event, CUstream_st* stream) {
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard<std::mutex> lock(event->mutex);
+    number = ++event->recorded;
+  }
+  return Run(stream, [=] {
+    const std::lock_guard<std::mutex> lock(event->mutex);
+    event->done = number;
+    event->changed.notify_all();
+    return 0;
+  });
+}
+EXPORT int cudaEventQuery(CUevent_st* event) {
+  const std::lock_guard<std::mutex> lock(event->mutex);
+  return event->done == event->recorded ? 0 : kCudaErrorNotReady;
+}
+EXPORT int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int kind,
+                           CUstream_st* stream) {
+  return Run(stream, [=] {
+    std::memcpy(to, from, bytes);
+    return kind == kMemcpyDeviceToDevice ? 0 : kInvalidArgument;
+  });
+}
+EXPORT int cudaMemsetAsync(void* to, int value, std::size_t bytes, CUstream_st* stream) {
+  return Run(stream, [=] {
+    std::memset(to, value, bytes);
+    return 0;
+  });
+}
+
+// ---- NCCL
+// ----------------------------------------------------------------------------------------
+
+EXPORT int ncclGetVersion(int* version) {
+  *version = 22707;
+  return 0;
+}
+EXPORT const char* ncclGetErrorString(int /*result*/) { return "fake NCCL error"; }
+EXPORT const char* ncclGetLastError(ncclComm* /*comm*/) { return ""; }
+EXPORT int ncclGetUniqueId(NcclId* id) {
+  const std::lock_guard<std::mutex> lock(groups_mutex);
+  id->bytes.fill(0);
+  const std::string text = "id " + std::to_string(++num_ids);
+  std::copy_n(text.begin(), text.size(), id->bytes.begin());
+  Log("get_unique_id");
+  return 0;
+}
+EXPORT int ncclCommInitRank(ncclComm** comm, int num_ranks, NcclId id, int rank) {
+  const std::lock_guard<std::mutex> lock(groups_mutex);
+  std::shared_ptr<Group>& group = groups[std::string(id.bytes.data())];
+  if (group == nullptr) {
+    group = std::make_shared<Group>();
+    group->num_ranks = static_cast<std::size_t>(num_ranks);
+  }
+  *comm = Keep(new ncclComm{group, rank});
+  Log("init rank " + std::to_string(rank) + " of " + std::to_string(num_ranks) + " on device " +
+      std::to_string(current_device) + (depth > 0 ? " grouped" : ""));
+  return depth > 0 || num_ranks == 1 ? 0 : kInvalidUsage;
+}
+EXPORT int ncclCommAbort(ncclComm* comm) {
+  Log("abort rank " + std::to_string(comm->rank));
+  const std::lock_guard<std::mutex> lock(comm->group->mutex);
+  comm->group->is_aborted = true;
+  comm->group->changed.notify_all();
+  return 0;
+}
+EXPORT int ncclCommGetAsyncError(ncclComm* comm, int* error) {
+  *error = comm->async_error;
+  return 0;
+}
+EXPORT int ncclGroupStart() {
+  ++depth;
+  return 0;
+}
+EXPORT int ncclGroupEnd() { return --depth > 0 ? 0 : Flush(); }
+EXPORT int ncclAllReduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op,
+                         ncclComm* comm, CUstream_st* stream) {
+  return Put("all_reduce", {Op::kAllReduce, from, to, count, type, op, -1, comm, stream});
+}
+EXPORT int ncclBroadcast(const void* from, void* to, std::size_t count, NcclType type, int root,
+                         ncclComm* comm, CUstream_st* stream) {
+  return Put("broadcast",
+             {Op::kBroadcast, from, to, count, type, NcclOp::kSum, root, comm, stream});
+}
+EXPORT int ncclReduceScatter(const void* from, void* to, std::size_t count, NcclType type,
+                             NcclOp op, ncclComm* comm, CUstream_st* stream) {
+  return Put("reduce_scatter", {Op::kReduceScatter, from, to, count, type, op, -1, comm, stream});
+}
+EXPORT int ncclAllGather(const void* from, void* to, std::size_t count, NcclType type,
+                         ncclComm* comm, CUstream_st* stream) {
+  return Put("all_gather", {Op::kAllGather, from, to, count, type, NcclOp::kSum, -1, comm, stream});
+}
+EXPORT int ncclSend(const void* from, std::size_t count, NcclType type, int peer, ncclComm* comm,
+                    CUstream_st* stream) {
+  return Put("send", {Op::kSend, from, nullptr, count, type, NcclOp::kSum, peer, comm, stream});
+}
+EXPORT int ncclRecv(void* to, std::size_t count, NcclType type, int peer, ncclComm* comm,
+                    CUstream_st* stream) {
+  return Put("receive", {Op::kReceive, nullptr, to, count, type, NcclOp::kSum, peer, comm, stream});
+}
+
+// ---- cuBLASLt
+// ------------------------------------------------------------------------------------
+
+namespace {
+
+struct Description {
+  BlasCompute compute;
+  BlasType scale;
+  BlasOp a = BlasOp::kN;
+  BlasOp b = BlasOp::kN;
+};
+struct Layout {
+  BlasType type;
+  std::uint64_t rows;
+  std::uint64_t columns;
+  std::int64_t leading;
+  std::int32_t batch = 1;
+  std::int64_t stride = 0;
+};
+
+std::size_t BytesOf(BlasType type) {
+  return type == BlasType::kF64 ? 8 : type == BlasType::kF32 ? 4 : 2;
+}
+
+double Load(const void* data, std::int64_t at, BlasType type) {
+  const auto* const from =
+      static_cast<const std::byte*>(data) + static_cast<std::size_t>(at) * BytesOf(type);
+  if (type == BlasType::kF64) {
+    return *reinterpret_cast<const double*>(from);
+  }
+  if (type == BlasType::kF32) {
+    return static_cast<double>(*reinterpret_cast<const float*>(from));
+  }
+  const std::uint16_t bits = *reinterpret_cast<const std::uint16_t*>(from);
+  return static_cast<double>(type == BlasType::kBF16 ? FromBf16(bits) : FromHalf(bits));
+}
+
+void Store(void* data, std::int64_t at, BlasType type, double value) {
+  auto* const to = static_cast<std::byte*>(data) + static_cast<std::size_t>(at) * BytesOf(type);
+  if (type == BlasType::kF64) {
+    *reinterpret_cast<double*>(to) = value;
+  } else if (type == BlasType::kF32) {
+    *reinterpret_cast<float*>(to) = static_cast<float>(value);
+  } else {
+    const auto narrow = static_cast<float>(value);
+    *reinterpret_cast<std::uint16_t*>(to) =
+        type == BlasType::kBF16 ? ToBf16(narrow) : ToHalf(narrow);
+  }
+}
+
+// Dimensions of op(A) (m, k), op(B) (k, n) and D (m, n) fit each other, and so do batches.
+bool Fit(const Description& description, const Layout& a, const Layout& b, const Layout& c,
+         const Layout& d) {
+  const bool a_is_turned = description.a == BlasOp::kT;
+  const bool b_is_turned = description.b == BlasOp::kT;
+  const auto leads = [](const Layout& x) {
+    return x.leading >= static_cast<std::int64_t>(x.rows) && x.batch == 1;
+  };
+  const bool have_batches = a.batch == b.batch && a.batch == d.batch && c.batch == d.batch;
+  return (a_is_turned ? a.columns : a.rows) == d.rows &&
+         (b_is_turned ? b.rows : b.columns) == d.columns &&
+         (a_is_turned ? a.rows : a.columns) == (b_is_turned ? b.columns : b.rows) &&
+         c.rows == d.rows && c.columns == d.columns && c.type == d.type && have_batches &&
+         (a.batch > 1 || (leads(a) && leads(b) && leads(c) && leads(d)));
+}
+
+}  // namespace
+
+EXPORT std::size_t cublasLtGetVersion() { return 130200; }
+EXPORT int cublasLtCreate(void** handle) {
+  *handle = Keep(new int(0));
+  return 0;
+}
+EXPORT int cublasLtMatmulDescCreate(void** description, BlasCompute compute, BlasType scale) {
+  *description = new Description{compute, scale};
+  return 0;
+}
+EXPORT int cublasLtMatmulDescSetAttribute(void* description, BlasDescription attribute,
+                                          const void* value, std::size_t bytes) {
+  auto& of = *static_cast<Description*>(description);
+  std::memcpy(attribute == BlasDescription::kTransA ? &of.a : &of.b, value, bytes);
+  return bytes == sizeof(BlasOp) ? 0 : kInvalidArgument;
+}
+EXPORT int cublasLtMatmulDescDestroy(void* description) {
+  delete static_cast<Description*>(description);
+  return 0;
+}
+EXPORT int cublasLtMatrixLayoutCreate(void** layout, BlasType type, std::uint64_t rows,
+                                      std::uint64_t columns, std::int64_t leading) {
+  *layout = new Layout{type, rows, columns, leading};
+  return 0;
+}
+EXPORT int cublasLtMatrixLayoutSetAttribute(void* layout, BlasLayout attribute, const void* value,
+                                            std::size_t bytes) {
+  auto& of = *static_cast<Layout*>(layout);
+  const bool is_count = attribute == BlasLayout::kBatchCount;
+  if (bytes != (is_count ? sizeof(of.batch) : sizeof(of.stride))) {
+    return kInvalidArgument;
+  }
+  std::memcpy(is_count ? static_cast<void*>(&of.batch) : &of.stride, value, bytes);
+  return 0;
+}
+EXPORT int cublasLtMatrixLayoutDestroy(void* layout) {
+  delete static_cast<Layout*>(layout);
+  return 0;
+}
+EXPORT int cublasLtMatmulPreferenceCreate(void** preference) {
+  *preference = new std::uint64_t(0);
+  return 0;
+}
+EXPORT int cublasLtMatmulPreferenceSetAttribute(void* /*preference*/, BlasPreference attribute,
+                                                const void* /*value*/, std::size_t bytes) {
+  const bool is_workspace = attribute == BlasPreference::kMaxWorkspaceBytes;
+  return bytes == (is_workspace ? sizeof(std::uint64_t) : sizeof(std::uint32_t)) ? 0
+                                                                                 : kInvalidArgument;
+}
+EXPORT int cublasLtMatmulPreferenceDestroy(void* preference) {
+  delete static_cast<std::uint64_t*>(preference);
+  return 0;
+}
+EXPORT int cublasLtMatmulAlgoGetHeuristic(void* /*handle*/, void* description, void* a, void* b,
+                                          void* c, void* d, void* /*preference*/, int requested,
+                                          BlasHeuristic* results, int* returned) {
+  const bool fit =
+      Fit(*static_cast<Description*>(description), *static_cast<Layout*>(a),
+          *static_cast<Layout*>(b), *static_cast<Layout*>(c), *static_cast<Layout*>(d));
+  *returned = fit && requested > 0 ? 1 : 0;
+  results[0] = {};
+  return fit ? 0 : kInvalidArgument;
+}
+EXPORT int cublasLtMatmul(void* /*handle*/, void* description, const void* alpha, const void* a,
+                          void* layout_a, const void* b, void* layout_b, const void* beta,
+                          const void* c, void* layout_c, void* d, void* layout_d,
+                          const BlasAlgorithm* /*algorithm*/, void* /*workspace*/,
+                          std::size_t /*workspace_bytes*/, CUstream_st* stream) {
+  const auto of = *static_cast<Description*>(description);
+  const auto la = *static_cast<Layout*>(layout_a);
+  const auto lb = *static_cast<Layout*>(layout_b);
+  const auto lc = *static_cast<Layout*>(layout_c);
+  const auto ld = *static_cast<Layout*>(layout_d);
+  if (!Fit(of, la, lb, lc, ld)) {
+    return kInvalidArgument;
+  }
+  const double scale = Load(alpha, 0, of.scale);
+  const double keep = Load(beta, 0, of.scale);
+  return Run(stream, [=] {
+    const std::uint64_t inner = of.a == BlasOp::kT ? la.rows : la.columns;
+    const auto at = [](const Layout& x, std::int64_t batch, std::uint64_t row,
+                       std::uint64_t column) {
+      return batch * x.stride + static_cast<std::int64_t>(row) +
+             static_cast<std::int64_t>(column) * x.leading;
+    };
+    for (std::int64_t batch = 0; batch < ld.batch; ++batch) {
+      for (std::uint64_t i = 0; i < ld.rows; ++i) {
+        for (std::uint64_t j = 0; j < ld.columns; ++j) {
+          double total = 0;
+          for (std::uint64_t k = 0; k < inner; ++k) {
+            const double x = of.a == BlasOp::kT ? Load(a, at(la, batch, k, i), la.type)
+                                                : Load(a, at(la, batch, i, k), la.type);
+            const double y = of.b == BlasOp::kT ? Load(b, at(lb, batch, j, k), lb.type)
+                                                : Load(b, at(lb, batch, k, j), lb.type);
+            total += x * y;
+          }
+          const double old = keep == 0 ? 0 : Load(c, at(lc, batch, i, j), lc.type);
+          Store(d, at(ld, batch, i, j), ld.type, scale * total + keep * old);
+        }
+      }
+    }
+    return 0;
+  });
+}
+// NOLINTEND(readability-identifier-naming)
