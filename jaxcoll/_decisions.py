@@ -33,6 +33,7 @@ class Decision:
         source: the user's `file:line (function)`.
         called: `jaxcoll` or `jax.lax`: whose function the user or a library called.
         site: the id of the native call in the program; None on lax.
+        platform: what the program is for: `cuda`, or `cpu` for all others.
     """
 
     op: str
@@ -47,6 +48,7 @@ class Decision:
     source: str
     called: Literal["jaxcoll", "jax.lax"]
     site: int | None
+    platform: Literal["cpu", "cuda"] = "cpu"
 
     @property
     def order(self) -> str:
@@ -54,7 +56,7 @@ class Decision:
         if self.reduction is None:
             return ""
         return {
-            "native": "by rank",
+            "native": "by rank" if self.platform == "cpu" else "NCCL's",
             "two-level": "by rank on each host, then XLA's",
             "two-step": "that of the steps",
         }.get(self.path, "XLA's")

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from jaxcoll import _compat, _crossovers, _door, _native, _processes, _segments
+from jaxcoll import _compat, _crossovers, _cuda, _door, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
 from jaxcoll._steps import await_steps
@@ -50,6 +50,7 @@ class _State:
 
 _state = _State()
 _placed: list[Primitive] = []
+_cuda.prepare_environment()
 
 
 def reset() -> None:
@@ -77,6 +78,7 @@ def reset() -> None:
     if _compat.process_id_and_count()[1] == 1:
         await_steps()
         watcher.forget_failures()
+        _cuda.reset()
         if _door.is_open():
             _door.reset()
         return
@@ -84,6 +86,7 @@ def reset() -> None:
         raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
     await_steps()  # none of them may meet a step of the time after
     watcher.forget_failures()  # who resets knows of them
+    _cuda.reset()
     attach("reset")
     _door.reset()
 
@@ -240,6 +243,13 @@ def problem() -> str | None:
     return _state.problem
 
 
+def problem_of_agreement() -> str | None:
+    """Says that the processes of the job have not compared what they have, or None; warns once."""
+    if jax.process_count() == 1 or _state.attachments:
+        return None
+    return problem()
+
+
 def problem_of_all() -> str | None:
     """Says why not all processes of the job share memory, or None. Does not start JAX."""
     if _state.attachments == 0:
@@ -281,7 +291,7 @@ def has_spare_cores() -> bool:
 def depends_on_places(primitive: Primitive) -> None:
     """Has programs with the primitive lowered for each list of devices, once that matters."""
     _placed.append(primitive)
-    if _state.attachments:
+    if _state.attachments or _cuda.is_likely():
         _compat.lower_for_devices([primitive])
 
 
@@ -317,6 +327,7 @@ def _card() -> dict[str, Any]:
             "accelerate_lax": accelerates_lax(),
             "reduction_order": config.reduction_order,
             "segment bytes": os.environ.get("JAXCOLL_SEGMENT_BYTES", ""),
+            "GPUs": _cuda.fingerprint(),
             "crossovers": _crossovers.fingerprint(),
         },
     }

@@ -5,11 +5,12 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from jaxcoll import _door, _engine, _native
+from jaxcoll import _cuda, _door, _engine, _native
 from jaxcoll._config import accelerates_lax, config
 
 _PACKAGES = ("jaxcoll", "jax", "jaxlib", "numpy", "flax", "optax")
 _VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
     "JAXCOLL_ACCELERATE",
     "JAXCOLL_ACCELERATE_LAX",
     "JAXCOLL_BACKEND",
@@ -21,6 +22,7 @@ _VARIABLES = (
     "JAX_NUM_CPU_DEVICES",
     "JAX_PLATFORMS",
     "MPITRAMPOLINE_LIB",
+    "NCCL_LAUNCH_ORDER_IMPLICIT",
     "NPROC",
     "PJRT_NPROC",
     "XLA_FLAGS",
@@ -82,12 +84,20 @@ def info() -> Info:
     shared, reason = _engine.summary()
     if reason:
         off["several processes"] = reason
-    off["GPU"] = "not supported natively; such programs run on jax.lax"
+    gpu, reason = _cuda.load()
+    if gpu is None:
+        off["GPU"] = f"{reason}; programs for GPUs run on jax.lax"
+    elif reason := _cuda.matmul_problem(gpu):
+        off["matmuls on GPUs"] = reason
+    on_gpus = {} if gpu is None else _cuda.versions(gpu)
     return Info(
-        versions={"python": platform.python_version(), **_versions()},
+        versions={"python": platform.python_version(), **_versions(), **on_gpus},
         machine=f"{platform.system()} {platform.machine()}, {_num_cores()} cores",
         instruction_sets=tuple(_native.kernel_sets()),
-        transports=() if missing else ("memory of one process", *shared),
+        transports=(
+            *(() if missing else ("memory of one process", *shared)),
+            *(() if gpu is None else ("NCCL between GPUs",)),
+        ),
         off=off,
         settings={
             "backend": config.backend,

@@ -21,7 +21,7 @@ from jax.interpreters import mlir
 
 import jaxcoll._clones
 import jaxcoll._predicates  # noqa: F401  (watches the branches that collectives stand in)
-from jaxcoll import _compat, _door, _engine, _native
+from jaxcoll import _compat, _door, _engine, _native, _nccl_calls
 from jaxcoll._config import accelerates_lax, refuse_after_fork, resolve_backend
 from jaxcoll._hosts import TwoLevel
 from jaxcoll._lowering import (
@@ -30,6 +30,7 @@ from jaxcoll._lowering import (
     Groups,
     Request,
     lower,
+    native_platform,
     note,
 )
 from jaxcoll._lowering import marked as marked
@@ -41,8 +42,12 @@ Params = dict[str, Any]
 # ---- The native calls ----------------------------------------------------------------------------
 
 
-def all_reduce_call(ctx: Context, operands: Sequence[Any], reduction: str) -> Call | str:
+def all_reduce_call(
+    ctx: Context, operands: Sequence[Any], reduction: str, groups: Groups
+) -> Call | str:
     """Returns the call for a whole tree, in place, or why there is none."""
+    if native_platform(ctx) == "cuda":
+        return _nccl_calls.all_reduce(ctx, operands, reduction, groups)
     for aval in ctx.avals_in:
         if problem := reduction_problem(reduction, aval.dtype):
             return problem
@@ -223,8 +228,9 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
             if not isinstance(aval.dtype, np.dtype) or not _is_whole_bytes(aval.dtype):
                 return f"dtype {aval.dtype} is not supported"
             if reduction is not None and op == "all_reduce":
-                return all_reduce_call(ctx, [x], reduction)
-            return _COPIES[op](ctx, x, params, groups)
+                return all_reduce_call(ctx, [x], reduction, groups)
+            copies = _COPIES if native_platform(ctx) == "cpu" else _nccl_calls.COPIES
+            return copies[op](ctx, x, params, groups)
 
         def on_hosts(levels: TwoLevel) -> Callable[..., Any]:
             return lambda x: _ON_HOSTS[op](levels, x, params, reduction)

@@ -3,9 +3,11 @@
 All rules end in `lower`: those of our own primitives, and those that `_lax_rules` puts in the place
 of lax's. Every choice is noted for `jaxcoll.explain`, so that what it says is what runs.
 
-Every native call has the operands (logical id, token, leaves...) and the results (token,
+Every native call on CPU has the operands (logical id, token, leaves...) and the results (token,
 leaves...). The token comes from the block's previous native call, so that the order of the program
-stands in the HLO; which call meets which does not depend on it.
+stands in the HLO; which call meets which does not depend on it. On GPUs, where NCCL pairs calls by
+their order alone, it does; there the ids of the devices stand in the call, and no logical id is
+needed.
 """
 
 import dataclasses
@@ -76,12 +78,20 @@ class Call:
         result_types: one for each leaf.
         in_place: whether result i takes the memory of operand i.
         operands: the leaves, where they are not the equation's own.
+        finish: what is left to do with the results.
     """
 
     attributes: Mapping[str, int | Sequence[int]]
     result_types: Sequence[ir.Type]
     in_place: bool = False
     operands: Sequence[ir.Value] | None = None
+    finish: Callable[[Sequence[ir.Value]], Sequence[ir.Value]] | None = None
+
+
+def native_platform(ctx: Context) -> Literal["cpu", "cuda"] | None:
+    """Returns the platform of native calls that a program is for, or None."""
+    platforms = tuple(ctx.module_context.platforms)
+    return "cpu" if platforms == ("cpu",) else "cuda" if platforms == ("cuda",) else None
 
 
 def lower(
@@ -101,16 +111,16 @@ def lower(
     another of ours and the rest, for operands and groups that have no native call.
     """
     watch_forks()
-    if tuple(ctx.module_context.platforms) == ("cpu",):
+    if native_platform(ctx) == "cpu":
         _warn_about_threads()
     groups = _compat.replica_groups(ctx, request.axes, request.axis_index_groups)
-    reason = _lax_reason(ctx, request.backend) or _group_reason(groups)
+    reason = _lax_reason(ctx, request.backend) or _group_reason(ctx, groups)
     is_served = reason is None
     call: Call | None = None
     if reason is None and groups is not None:
         made = make_call(groups)
         call, reason = (None, made) if isinstance(made, str) else (made, None)
-    if call is not None and groups is not None:
+    if call is not None and groups is not None and native_platform(ctx) == "cpu":
         levels = _levels(ctx, request, groups)
         if isinstance(levels, Levels) and on_hosts is not None:
             note(ctx, request, groups, "", path="two-level")
@@ -167,6 +177,7 @@ def note(
         source=_compat.source_line(ctx),
         called=request.called,
         site=site,
+        platform="cuda" if native_platform(ctx) == "cuda" else "cpu",
     )
     _decisions.note(decision)
 
@@ -175,14 +186,20 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
     """Says why no native call can stand in this program, or None."""
     if backend == "lax":
         return 'backend="lax" was asked for'
-    if tuple(ctx.module_context.platforms) != ("cpu",):
-        return f"the program is for {', '.join(ctx.module_context.platforms)}, not for CPU alone"
+    if native_platform(ctx) is None:
+        platforms = ", ".join(ctx.module_context.platforms)
+        return f"the program is for {platforms}, not for CPU or CUDA alone"
     if _compat.lowers_for_export(ctx):
         return "the program is lowered for export"
     manual = _compat.manual_axes(ctx)
     if manual is not None and (left := manual[1] - manual[0]):
         return f"shard_map leaves the mesh axes {sorted(left)} to the compiler"
     jax.process_count()  # starts JAX's clients, which registration needs
+    if native_platform(ctx) == "cuda":
+        knows_devices = _compat.mesh_devices(ctx) is not None
+        problem = None if knows_devices else "its mesh has no devices (AbstractMesh)"
+        problem = problem or _native.gpu_problem() or _engine.problem_of_agreement()
+        return problem and f"the program is for cuda, and {problem}"
     return _native.unavailable_reason() or _engine.problem()
 
 
@@ -196,7 +213,7 @@ def _warn_about_threads() -> None:
         logger.warning("jaxcoll: %s", problem)
 
 
-def _group_reason(groups: Groups | None) -> str | None:
+def _group_reason(ctx: Context, groups: Groups | None) -> str | None:
     if groups is None:
         return "the call is not in a manual region (shard_map or pmap)"
     sizes = {len(group) for group in groups}
@@ -204,7 +221,7 @@ def _group_reason(groups: Groups | None) -> str | None:
         return f"the groups differ in size ({sorted(sizes)})"
     if max(sizes) == 1:
         return "a rank alone has nobody to communicate with"
-    if max(sizes) > _MAX_GROUP:
+    if max(sizes) > _MAX_GROUP and native_platform(ctx) == "cpu":
         return f"a group has {max(sizes)} members, more than {_MAX_GROUP}"
     return None
 
@@ -229,19 +246,23 @@ def _levels(ctx: Context, request: Request, groups: Groups) -> Levels | str | No
 
 def spans_processes(ctx: Context, groups: Groups) -> bool:
     """Tells whether a group has ranks in several processes."""
-    processes = _placement(ctx, groups)["processes"]
-    size = len(groups[0])
-    return any(len(set(processes[i : i + size])) > 1 for i in range(0, len(processes), size))
+    devices = _compat.mesh_devices(ctx) if jax.process_count() > 1 else None
+    if devices is None:
+        return False
+    return any(len({devices[rank].process_index for rank in group}) > 1 for group in groups)
 
 
 def _placement(ctx: Context, groups: Groups) -> dict[str, Sequence[int]]:
-    """Returns the attributes that tell the engine where members are; empty in one process."""
-    devices = _compat.mesh_devices(ctx) if jax.process_count() > 1 else None
+    """Returns the attributes that tell the engine where members are; empty in one process.
+
+    On GPUs these are the global ids of the devices, also in one process.
+    """
+    is_on_gpus = native_platform(ctx) == "cuda"
+    needs = is_on_gpus or jax.process_count() > 1
+    devices = _compat.mesh_devices(ctx) if needs else None
     members = [] if devices is None else [devices[m] for group in groups for m in group]
-    return {
-        "processes": [device.process_index for device in members],
-        "devices": [device.id for device in members],
-    }
+    ids = {"devices": [device.id for device in members]}
+    return ids if is_on_gpus else {"processes": [d.process_index for d in members], **ids}
 
 
 def _faster_on_lax(ctx: Context, request: Request, groups: Groups) -> str | None:
@@ -276,31 +297,36 @@ def _emit(
     _describe(ctx, site, request, groups, types, placement)
     watcher.start()
 
-    attributes: dict[str, int | Sequence[int]] = {
-        "site": site,
-        "groups": [member for group in groups for member in group],
-        "group_size": len(groups[0]),
-        **placement,
-        **call.attributes,
-    }
     leaves = operands if call.operands is None else call.operands
     layouts = [tuple(reversed(range(ir.RankedTensorType(leaf.type).rank))) for leaf in leaves]
     result_layouts = [
         tuple(reversed(range(ir.RankedTensorType(t).rank))) for t in call.result_types
     ]
+    attributes: dict[str, int | Sequence[int]] = {
+        "site": site,
+        "group_size": len(groups[0]),
+        **placement,
+        **call.attributes,
+    }
+    if native_platform(ctx) == "cuda":
+        target, before = f"jaxcoll_cuda_{request.op}", [token]
+    else:
+        target, before = f"jaxcoll_{request.op}", [stablehlo.partition_id(), token]
+        attributes["groups"] = [member for group in groups for member in group]
     custom_call = _compat.custom_call(
-        f"jaxcoll_{request.op}",
+        target,
         result_types=[token.type, *call.result_types],
-        operands=[stablehlo.partition_id(), token, *leaves],
+        operands=[*before, *leaves],
         backend_config={name: _attribute(value) for name, value in attributes.items()},
-        operand_layouts=[(), (), *layouts],
+        operand_layouts=[*([()] * len(before)), *layouts],
         result_layouts=[(), *result_layouts],
         operand_output_aliases=(
-            {i + 2: i + 1 for i in range(len(operands))} if call.in_place else None
+            {i + len(before): i + 1 for i in range(len(leaves))} if call.in_place else None
         ),
     )
     tokens[block] = custom_call.results[0]
-    return site, list(custom_call.results)[1:]
+    results = list(custom_call.results)[1:]
+    return site, results if call.finish is None else call.finish(results)
 
 
 def _describe(
@@ -321,7 +347,7 @@ def _describe(
         "operands": types,
         "bytes": int(size),
         "ranks": len(groups[0]),
-        "path": "native, between processes" if placement["processes"] else "native, in one process",
+        "path": _path_text(ctx, placement),
         "program": _compat.module_name(ctx),
         "source": source,
     }
@@ -333,9 +359,15 @@ def _describe(
         details["ordinals"] = [
             m if devices is None else devices[m].local_hardware_id for m in members
         ]
-        details["processes"] = placement["processes"]
+        details["processes"] = placement.get("processes", ())
     text = f"{request.op} over {axes or 'no axis'} of {types} ({size:,} bytes), called at {source}"
     _native.describe_site(site, text, details)
+
+
+def _path_text(ctx: Context, placement: Mapping[str, Sequence[int]]) -> str:
+    if native_platform(ctx) == "cuda":
+        return "native, over NCCL"
+    return "native, between processes" if placement["processes"] else "native, in one process"
 
 
 def _type_text(tensor: ir.Type) -> str:

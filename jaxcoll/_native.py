@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxcoll import _blas, _compat
+from jaxcoll import _blas, _compat, _cuda
 from jaxcoll._config import config, logger
 
 _register_lock = threading.Lock()
@@ -73,6 +73,47 @@ def unavailable_reason() -> str | None:
 
 
 @ft.cache
+def _register_gpu() -> str | None:
+    """As `_register`, of the engine for GPUs."""
+    library, reason = _cuda.load()
+    if library is None:
+        logger.info("jaxcoll: %s; collectives on GPUs run on jax.lax.", reason)
+        return reason
+    try:
+        _cuda.set_devices(library, jax.local_devices(backend="cuda"))
+        type_id, type_info = _cuda.state_type(library)
+        registration = {
+            "type_id": jax.ffi.pycapsule(type_id),
+            "type_info": jax.ffi.pycapsule(type_info),
+        }
+        jax.ffi.register_ffi_type("jaxcoll_cuda_site", registration, platform="CUDA")
+        for target in _cuda.targets(library):
+            stages = {
+                "instantiate": jax.ffi.pycapsule(target.instantiate),
+                "initialize": jax.ffi.pycapsule(target.initialize),
+                "execute": jax.ffi.pycapsule(target.execute),
+            }
+            jax.ffi.register_ffi_target(target.name, stages, platform="CUDA")
+    except Exception as error:  # as in `_register`, and a process without GPUs
+        reason = f"the engine for GPUs can't be registered with XLA ({error})"
+        logger.warning("jaxcoll: %s; collectives on GPUs run on jax.lax.", reason)
+        return reason
+    return None
+
+
+def gpu_problem() -> str | None:
+    """Says why native calls can't be lowered for GPUs, or None. Registers on first use."""
+    with _register_lock:
+        return _register_gpu()
+
+
+def gpu_matmul_problem() -> str | None:
+    """Says why the engine can't multiply matrices on GPUs, or None."""
+    library, reason = _cuda.load()
+    return reason if library is None else _cuda.matmul_problem(library)
+
+
+@ft.cache
 def matmul_problem() -> str | None:
     """Says why the extension can't multiply matrices, or None."""
     core, reason = _load()
@@ -109,12 +150,13 @@ def describe_site(site: int, text: str, details: Mapping[str, Any]) -> None:
     core, _ = _load()
     if core is not None:
         core.describe_site(site, text, json.dumps(details, separators=(",", ":")))
+    _cuda.describe_site(site, text)
 
 
 def num_calls() -> int:
     """Returns how many native calls were begun in this process, over all devices."""
     core, _ = _load()
-    return 0 if core is None else core.num_calls()
+    return (0 if core is None else core.num_calls()) + _cuda.num_calls()
 
 
 def num_mpi_calls() -> int:

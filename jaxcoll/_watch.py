@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from jaxcoll import _compat, _decisions, _native
+from jaxcoll import _compat, _cuda, _decisions, _native
 from jaxcoll._config import config, logger, resolve_backend, using
 from jaxcoll._errors import CollectiveError
 from jaxcoll._explain import explain
@@ -124,6 +124,7 @@ def _tell_pause() -> None:
 
 @contextlib.contextmanager
 def _as_collective_error() -> Iterator[None]:
+    num_known = len(_cuda.failures())
     try:
         yield
     except CollectiveError:
@@ -134,6 +135,10 @@ def _as_collective_error() -> Iterator[None]:
             raise
         note_seen(text)
         raise CollectiveError(text) from error
+    # A call on GPUs was put on a stream long before it failed: XLA knows nothing of it.
+    if failures := _cuda.failures()[num_known:]:
+        note_seen(failures[0])
+        raise CollectiveError(failures[0])
 
 
 @contextlib.contextmanager

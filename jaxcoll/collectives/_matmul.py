@@ -23,8 +23,8 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 
-from jaxcoll import _compat, _crossovers, _engine, _native
-from jaxcoll._lowering import Call, Request, lower, spans_processes
+from jaxcoll import _compat, _crossovers, _engine, _native, _nccl_calls
+from jaxcoll._lowering import Call, Request, lower, native_platform, spans_processes
 from jaxcoll._types import DTYPES, AxisName, Backend
 from jaxcoll.collectives import _matmul_ring
 from jaxcoll.collectives._arguments import Axes, cast_varying
@@ -37,6 +37,9 @@ _MAX_SIZE = 2**31 - 1  # the BLAS counts with 32 bits
 # From such a w on, XLA's matmul gains more than the step that one call saves, whatever x is: on 2
 # cores of Intel Xeon.
 _LARGEST_W = 2**18
+# On GPUs, of one rank's block: below, a ring's steps would be too short to hide a transfer. This is
+# a guess, not a measurement.
+_RING_FROM_PRODUCTS = 2**32
 
 
 def check(call: str, x: Any, w: Any, axis: Any, name: str, preferred: Any) -> tuple[int, Any]:
@@ -328,6 +331,9 @@ def _slower(
     if backend != "auto":
         return None
     (of_x, of_w), p = ctx.avals_in, len(groups[0])
+    if native_platform(ctx) == "cuda":
+        of_block = of_x.size * of_w.shape[1] // (1 if primitive is gather_p else p)
+        return "its blocks are small for a ring" if of_block < _RING_FROM_PRODUCTS else None
     across = spans_processes(ctx, groups)
     if across and _engine.has_spare_cores():
         return "a process has more cores than devices, and XLA's matmul takes them all"
@@ -360,6 +366,8 @@ def _call(
     ctx: mlir.LoweringRuleContext, primitive: Primitive, axis: int, groups: Any, x: Any, w: Any
 ) -> Call | str:
     """Returns the native call, or says why there is none."""
+    if native_platform(ctx) == "cuda":
+        return _call_on_gpus(ctx, primitive, axis, groups, x, w)
     (of_x, of_w), (of_y,) = ctx.avals_in, ctx.avals_out
     if problem := _native.matmul_problem():
         return problem
@@ -389,6 +397,45 @@ def _call(
         [_type(of_y.shape, dtype)],
         operands=[_converted(x, dtype), _converted(w, dtype)],
     )
+
+
+def _call_on_gpus(
+    ctx: mlir.LoweringRuleContext, primitive: Primitive, axis: int, groups: Any, x: Any, w: Any
+) -> Call | str:
+    """As `_call`, a ring over NCCL with cuBLASLt."""
+    (of_x, of_w), (of_y,) = ctx.avals_in, ctx.avals_out
+    if problem := _native.gpu_matmul_problem():
+        return problem
+    if primitive is gather_p and axis == INNER:
+        return "a ring would add in another order on each rank"
+    sizes = (*of_x.shape, *of_w.shape, *of_y.shape)
+    if 0 in sizes:
+        return "there is nothing to multiply"
+    if max(sizes) > _MAX_SIZE:
+        return f"a dimension is larger than {_MAX_SIZE}"
+    # Partial sums travel wide; a gathered product is summed and rounded where it is made.
+    summed = wide(of_x, of_w)
+    operand = of_x.dtype if of_x.dtype == of_w.dtype else summed
+    rounds_once = primitive is gather_p and of_y.dtype == operand
+    batch, rows, inner = of_x.shape
+    kind = "gather rows" if primitive is gather_p else "scatter rows"
+    if primitive is scatter_p:
+        kind, rows = (kind, of_y.shape[1]) if axis == ROWS else ("scatter columns", rows)
+    return _nccl_calls.ring_matmul(
+        kind,
+        len(groups[0]),
+        (batch, rows, inner, of_y.shape[2]),
+        (_as_it_lies(x) if batch == 1 else (x, False), _as_it_lies(w)),
+        of_y.shape,
+        (operand, operand if rounds_once else summed),
+        _allows_tf32(),
+    )
+
+
+def _allows_tf32() -> bool:
+    """Tells whether a matmul of XLA's would round float32 to TF32 here, as it does by default."""
+    precision = str(jax.config.jax_default_matmul_precision or "default").lower()
+    return precision not in ("highest", "float32")
 
 
 def _as_it_lies(operand: Any) -> tuple[Any, bool]:

@@ -329,7 +329,7 @@ def _lower(
     return lower(
         ctx,
         Request("all_reduce", axes, backend, axis_index_groups, reduction=op),
-        lambda _: all_reduce_call(ctx, operands, op),
+        lambda groups: all_reduce_call(ctx, operands, op, groups),
         operands,
         lambda: _lower_to_lax(ctx, operands, op, axes, axis_index_groups),
         lambda levels: ft.partial(levels.all_reduce, op),

@@ -14,9 +14,9 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxcoll import _compat, _engine
+from jaxcoll import _compat, _engine, _nccl_calls
 from jaxcoll._config import resolve_backend
-from jaxcoll._lowering import Call, Request, lower
+from jaxcoll._lowering import Call, Request, lower, native_platform
 from jaxcoll._types import AxisName, Backend
 from jaxcoll.collectives import _on_lax
 from jaxcoll.collectives._arguments import cast_varying, check_axes, check_each_leaf
@@ -150,7 +150,11 @@ def _lower(
     return lower(
         ctx,
         Request("broadcast", axes, backend, copied=size),
-        lambda _: Call({"bytes": size, "root": root}, [x.type], in_place=True),
+        lambda _: (
+            Call({"bytes": size, "root": root}, [x.type], in_place=True)
+            if native_platform(ctx) == "cpu"
+            else _nccl_calls.broadcast(ctx, x, root)
+        ),
         [x],
         lambda: _lower_to_lax(ctx, x, axes, root),
         lambda levels: ft.partial(

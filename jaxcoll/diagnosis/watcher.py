@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from jaxcoll import _compat, _native
+from jaxcoll import _compat, _cuda, _native
 from jaxcoll._config import config, logger
 from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, errors, stacks
@@ -54,6 +54,7 @@ class _Watcher(threading.Thread):
         self._stops = threading.Event()
         self._failure = self._seen_failure()
         self._num_asked = core.dumps_asked()
+        self._num_on_gpus = len(_cuda.failures())
         self._pid = os.getpid()
         self._standstill = Standstill()
         self._lock = threading.Lock()
@@ -94,12 +95,14 @@ class _Watcher(threading.Thread):
         failure, asked = self._seen_failure(), self._core.dumps_asked()
         before, asked_before = self._failure, self._num_asked
         self._failure, self._num_asked = failure, asked
-        failures = self._core.failures(before[0])
+        on_gpus = _cuda.failures()[self._num_on_gpus :]
+        self._num_on_gpus += len(on_gpus)
+        failures = [*self._core.failures(before[0]), *on_gpus]
         for text in failures:
             errors.note_unseen(text)
         # Where the job has failed, what fails after that is no news.
         news = 1 if failure[1] else 0
-        if failure[news] != before[news]:
+        if failure[news] != before[news] or on_gpus:
             dumps.after_failure(failure[1] or "".join(failures[-1:]))
         elif asked != asked_before:
             logger.warning("jaxcoll: %s", self._dumped() or "no dump: JAXCOLL_DUMP_DIR=none")
@@ -109,6 +112,7 @@ class _Watcher(threading.Thread):
         with self._lock:
             self._look()
             errors.forget()
+            self._num_on_gpus = len(_cuda.failures())
 
     def _await_open_calls(self) -> None:
         """Waits until this process has not been in a call for a while, at most until deadlines."""

@@ -17,11 +17,13 @@ Edge = tuple[str, str, str]  # file, importing component, imported component
 PYTHON_LAYERS = (
     {
         *("_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers"),
-        *("_clusters", "_addresses", "_mpi_library", "_compiled", "_blas", "_steps"),
+        *("_clusters", "_addresses", "_mpi_library", "_compiled", "_blas", "_steps", "_cuda"),
+        "_nccl_types",
     },
     {
         *("_native", "_processes", "_segments", "_board", "_door", "_engine", "_hosts", "_job"),
         *("_clones", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding", "diagnosis"),
+        "_nccl_calls",
     },
     {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher", "_watch"},
     {"_agreement"},

@@ -1,0 +1,310 @@
+"""The engine for NVIDIA GPUs: finding it, its libraries and the other processes.
+
+`libjaxcoll_cuda.so` is a library of its own, which is opened where JAX has a plugin for CUDA, and
+nowhere else. CUDA's runtime, NCCL and cuBLASLt are those of JAX's own packages.
+"""
+
+import ctypes
+import functools as ft
+import hashlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxcoll import _compat
+from jaxcoll._config import config, logger
+
+_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+# Of each library: the package that holds it in its folder `lib`, and its name there; in the order
+# in which JAX looks.
+_FILES = {
+    "13": {
+        "runtime": ("nvidia.cu13", "libcudart.so.13"),
+        "nccl": ("nvidia.nccl", "libnccl.so.2"),
+        "blas": ("nvidia.cu13", "libcublasLt.so.13"),
+    },
+    "12": {
+        "runtime": ("nvidia.cuda_runtime", "libcudart.so.12"),
+        "nccl": ("nvidia.nccl", "libnccl.so.2"),
+        "blas": ("nvidia.cublas", "libcublasLt.so.12"),
+    },
+}
+_TEXT_BYTES = 4096
+_DAY_S = 86_400
+
+# As csrc/cuda/engine.h, Callbacks.
+_ID_BYTES = 128
+_EXCHANGE_ID = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    *(ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t, ctypes.c_int64),
+    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+)
+_SITE_TEXT = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+_REPORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+
+class Target(NamedTuple):
+    """A custom-call target: addresses of its stages."""
+
+    name: str
+    instantiate: int
+    initialize: int
+    execute: int
+
+
+# ---- Finding -------------------------------------------------------------------------------------
+
+
+def is_likely() -> bool:
+    """Tells whether programs for CUDA may come. Imports nothing."""
+    return _plugin() is not None and _library_path().exists()
+
+
+def _library_path() -> Path:
+    return Path(__file__).with_name("libjaxcoll_cuda.so")
+
+
+@ft.cache
+def _plugin() -> str | None:
+    return next((name for name in _PLUGINS if importlib.util.find_spec(name)), None)
+
+
+def library_paths(plugin: str) -> dict[str, list[str]]:
+    """Returns where to look for each library: JAX's package, then the system's folders."""
+    found = {}
+    for library, (package, name) in _FILES[plugin.removeprefix("jax_cuda")[:2]].items():
+        try:
+            spec = importlib.util.find_spec(package)
+        except ImportError:  # there is no `nvidia` at all
+            spec = None
+        folders = list(spec.submodule_search_locations or ()) if spec else []
+        found[library] = [*(str(Path(folder) / "lib" / name) for folder in folders), name]
+    return found
+
+
+def prepare_environment() -> None:
+    """Has NCCL order our communicators and XLA's on each GPU as the host calls them.
+
+    Without it two collectives of different communicators can wait for each other. NCCL reads the
+    variable when it first runs, so this must come before; a value of the user's stays.
+    """
+    if is_likely():
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+
+
+@ft.cache
+def load() -> tuple[ctypes.CDLL | None, str | None]:
+    """Returns the library with its own libraries opened, or None and the reason."""
+    if not _library_path().exists():
+        return None, "jaxcoll was built without its engine for GPUs (JAXCOLL_CUDA=OFF)"
+    plugin = _plugin()
+    if plugin is None:
+        return None, "JAX has no plugin for CUDA (pip install 'jax[cuda13]')"
+    try:
+        library = ctypes.CDLL(str(_library_path()))
+    except OSError as error:
+        return None, f"the engine for GPUs can't be loaded ({error})"
+    return _opened(library, library_paths(plugin))
+
+
+def _opened(
+    library: ctypes.CDLL, paths: dict[str, list[str]]
+) -> tuple[ctypes.CDLL | None, str | None]:
+    _declare(library)
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    lines = ["\n".join(paths[name]).encode() for name in ("runtime", "nccl", "blas")]
+    if library.jaxcoll_cuda_open(*lines, text, len(text)):
+        return None, text.value.decode(errors="replace")
+    library.jaxcoll_cuda_set_callbacks(_exchange_id, _site_text, _report)
+    config._on_change("timeout_s", ft.partial(_set_timeout, library))
+    return library, None
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    text = ctypes.c_char_p
+    addresses = ctypes.POINTER(pointer)
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "open": (ctypes.c_int, [text, text, text, text, size]),
+        "versions": (None, [ctypes.POINTER(ctypes.c_int)]),
+        "blas_problem": (None, [text, size]),
+        "set_devices": (
+            None,
+            [ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int32), size],
+        ),
+        "set_callbacks": (None, [_EXCHANGE_ID, _SITE_TEXT, _REPORT]),
+        "set_timeout": (None, [ctypes.c_int64]),
+        "reset": (None, []),
+        "num_calls": (ctypes.c_uint64, []),
+        "target": (text, [size, addresses, addresses, addresses]),
+        "type": (None, [addresses, addresses]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"jaxcoll_cuda_{name}")
+        function.restype, function.argtypes = result, arguments
+
+
+def _set_timeout(library: ctypes.CDLL, seconds: float | None) -> None:
+    library.jaxcoll_cuda_set_timeout(-1 if seconds is None else int(seconds * 1e9))
+
+
+# ---- What is there -------------------------------------------------------------------------------
+
+
+def versions(library: ctypes.CDLL) -> dict[str, str]:
+    """Returns what was found, as people write it."""
+    four = (ctypes.c_int * 4)()
+    library.jaxcoll_cuda_versions(four)
+    runtime, driver, nccl, blas = four
+    found = {
+        "CUDA": f"{runtime // 1000}.{runtime % 1000 // 10}",
+        "driver for CUDA": f"{driver // 1000}.{driver % 1000 // 10}",
+        "NCCL": f"{nccl // 10000}.{nccl % 10000 // 100}.{nccl % 100}",
+    }
+    if blas:
+        found["cuBLASLt"] = f"{blas // 10000}.{blas % 10000 // 100}.{blas % 100}"
+    return found
+
+
+def fingerprint() -> str:
+    """Returns what two processes must share to decide alike."""
+    if not is_likely():
+        return "none"
+    library, reason = load()
+    return reason or "" if library is None else str(versions(library))
+
+
+def matmul_problem(library: ctypes.CDLL) -> str | None:
+    """Says why matrices can't be multiplied, or None."""
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    library.jaxcoll_cuda_blas_problem(text, len(text))
+    return f"cuBLASLt can't be used ({text.value.decode()})" if text.value else None
+
+
+def targets(library: ctypes.CDLL) -> Iterator[Target]:
+    """Yields the custom-call targets."""
+    stages = [ctypes.c_void_p() for _ in range(3)]
+    for i in range(1 << 16):
+        name = library.jaxcoll_cuda_target(i, *map(ctypes.byref, stages))
+        if name is None:
+            return
+        yield Target(name.decode(), *(stage.value or 0 for stage in stages))
+
+
+def state_type(library: ctypes.CDLL) -> tuple[int, int]:
+    """Returns the addresses of the id and of the functions of a call site's state."""
+    type_id, type_info = ctypes.c_void_p(), ctypes.c_void_p()
+    library.jaxcoll_cuda_type(ctypes.byref(type_id), ctypes.byref(type_info))
+    return type_id.value or 0, type_info.value or 0
+
+
+def set_devices(library: ctypes.CDLL, devices: Sequence[Any]) -> None:
+    """Tells the engine which global ids the GPUs of this process have."""
+    count = len(devices)
+    ids = (ctypes.c_int64 * count)(*(device.id for device in devices))
+    ordinals = (ctypes.c_int32 * count)(*(device.local_hardware_id for device in devices))
+    library.jaxcoll_cuda_set_devices(ids, ordinals, count)
+
+
+def num_calls() -> int:
+    """Returns how many calls were put on streams, without loading anything for it."""
+    library = load()[0] if load.cache_info().currsize else None
+    return 0 if library is None else library.jaxcoll_cuda_num_calls()
+
+
+def reset() -> None:
+    """Ends all communicators; the next programs make new ones."""
+    library = load()[0] if load.cache_info().currsize else None
+    if library is not None:
+        library.jaxcoll_cuda_reset()
+
+
+# ---- What the engine asks for --------------------------------------------------------------------
+
+_sites: dict[int, str] = {}
+_failures: list[str] = []
+
+
+def describe_site(site: int, text: str) -> None:
+    """Sets the text that errors show for a call site."""
+    _sites[site] = text
+
+
+def failures() -> list[str]:
+    """Returns why groups have failed, in order."""
+    return list(_failures)
+
+
+def _write(text: str, to: int, size: int) -> None:
+    data = text.encode()[: size - 1] + b"\0"
+    ctypes.memmove(to, data, len(data))
+
+
+@_SITE_TEXT
+def _site_text(site: int, to: int, size: int) -> None:
+    _write(_sites.get(site, ""), to, size)
+
+
+@_REPORT
+def _report(text: bytes) -> None:
+    _failures.append(text.decode(errors="replace"))
+    logger.error(
+        "jaxcoll: a collective on GPUs has failed, and what it was to compute is lost: %s",
+        _failures[-1],
+    )
+
+
+@_EXCHANGE_ID
+def _exchange_id(
+    devices: Any, count: int, generation: int, unique_id: int, text: int, size: int
+) -> int:
+    try:
+        problem = exchange(
+            [devices[i] for i in range(count)],
+            generation,
+            lambda: ctypes.string_at(unique_id, _ID_BYTES),
+            lambda found: ctypes.memmove(unique_id, found, _ID_BYTES),
+        )
+    except Exception as error:  # none may leave a function that C calls
+        problem = f"{type(error).__name__}: {error}"
+    _write(problem or "", text, size)
+    return 1 if problem else 0
+
+
+def exchange(
+    devices: Sequence[int],
+    generation: int,
+    own_id: Callable[[], bytes],
+    take_id: Callable[[bytes], Any],
+) -> str | None:
+    """Hands rank 0's id to the processes of a group when all have come; says why that failed.
+
+    Who comes says so, and the process of rank 0 says the id with it: to wait for all is to have it.
+    """
+    client = _compat.distributed_client()
+    if client is None:
+        return "the group is in several processes, and this one is alone"
+    process_of = {device.id: device.process_index for device in jax.devices()}
+    if missing := [device for device in devices if device not in process_of]:
+        return f"JAX has no devices {missing}"
+    me, _ = _compat.process_id_and_count()
+    root = process_of[devices[0]]
+    group = hashlib.sha256(repr(list(devices)).encode()).hexdigest()[:16]
+    key = f"jaxcoll/cuda/{generation}/{group}"
+    client.key_value_set(f"{key}/{me}", own_id().hex() if me == root else "here")
+    limit_s = _DAY_S if config.timeout_s is None else config.timeout_s
+    for process in sorted({process_of[device] for device in devices} - {me}):
+        try:
+            said = client.blocking_key_value_get(f"{key}/{process}", int(limit_s * 1000))
+        except jax.errors.JaxRuntimeError as error:
+            return (
+                f"process {process} has not begun a program with a collective over them within "
+                f"{limit_s:g} s ({error})"
+            )
+        if process == root:
+            take_id(bytes.fromhex(said))
+    return None

@@ -1,0 +1,43 @@
+"""How a reduction travels on GPUs: in which type, and what is left to do with the result."""
+
+import dataclasses
+
+from jaxcoll._types import HALF_PRECISION
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """A reduction as NCCL does it.
+
+    Attributes:
+        dtype: of what travels.
+        op: NCCL's reduction, by our name.
+        divides: whether the result is to be divided by the number of ranks.
+    """
+
+    dtype: str
+    op: str
+    divides: bool = False
+
+
+# NCCL has no 16-bit integers; a sum or product wraps around alike in 32 bits.
+_WIDER = {"int16": "int32", "uint16": "uint32"}
+
+
+def carried(dtype: str, op: str, ranks: int) -> Carried | str:
+    """Returns how a reduction of a dtype travels, or says why it can't.
+
+    As csrc/cuda/reductions.h: NCCL's mean multiplies by 1 / ranks before it adds, which is exact
+    for powers of two alone. NCCL rounds half precision at every step, and so twice from three
+    ranks on; there it travels as float32.
+    """
+    if op in ("and", "or") and dtype != "bool":
+        return f"NCCL has no bitwise {op!r}"
+    if dtype == "bool" and op in ("sum", "mean", "prod"):
+        return f"bool has no native {op}"
+    if dtype.startswith("complex") and op == "prod":
+        return f"NCCL has no product of {dtype}"
+    divides = op == "mean" and ranks & (ranks - 1) != 0
+    if dtype in HALF_PRECISION and op in ("sum", "mean", "prod") and ranks > 2:
+        dtype = "float32"
+    return Carried(_WIDER.get(dtype, dtype), "sum" if divides else op, divides)
