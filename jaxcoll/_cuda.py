@@ -83,6 +83,7 @@ def library_paths(plugin: str) -> dict[str, list[str]]:
             spec = None
         folders = list(spec.submodule_search_locations or ()) if spec else []
         found[library] = [*(str(Path(folder) / "lib" / name) for folder in folders), name]
+    found["driver"] = ["libcuda.so.1"]
     return found
 
 
@@ -116,9 +117,10 @@ def _opened(
 ) -> tuple[ctypes.CDLL | None, str | None]:
     _declare(library)
     text = ctypes.create_string_buffer(_TEXT_BYTES)
-    lines = ["\n".join(paths[name]).encode() for name in ("runtime", "nccl", "blas")]
+    lines = ["\n".join(paths[name]).encode() for name in ("runtime", "driver", "nccl", "blas")]
     if library.jaxcoll_cuda_open(*lines, text, len(text)):
         return None, text.value.decode(errors="replace")
+    library.jaxcoll_cuda_set_traps(os.environ.get("JAXCOLL_CUDA_TRAP", "1") != "0")
     library.jaxcoll_cuda_set_callbacks(_exchange_id, _site_text, _report)
     config._on_change("timeout_s", ft.partial(_set_timeout, library))
     return library, None
@@ -129,7 +131,7 @@ def _declare(library: ctypes.CDLL) -> None:
     text = ctypes.c_char_p
     addresses = ctypes.POINTER(pointer)
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "open": (ctypes.c_int, [text, text, text, text, size]),
+        "open": (ctypes.c_int, [text, text, text, text, text, size]),
         "versions": (None, [ctypes.POINTER(ctypes.c_int)]),
         "blas_problem": (None, [text, size]),
         "set_devices": (
@@ -138,6 +140,7 @@ def _declare(library: ctypes.CDLL) -> None:
         ),
         "set_callbacks": (None, [_EXCHANGE_ID, _SITE_TEXT, _REPORT]),
         "set_timeout": (None, [ctypes.c_int64]),
+        "set_traps": (None, [ctypes.c_int]),
         "reset": (None, []),
         "num_calls": (ctypes.c_uint64, []),
         "target": (text, [size, addresses, addresses, addresses]),

@@ -131,11 +131,12 @@ def _as_collective_error() -> Iterator[None]:
         raise
     except Exception as error:  # a ValueError where JAX learns of it at once
         text = collective_text(error, in_context=False)
+        # What failed on a GPU makes XLA fail without saying why.
+        text = text or next(iter(_cuda.failures()[num_known:]), None)
         if text is None:
             raise
         note_seen(text)
         raise CollectiveError(text) from error
-    # A call on GPUs was put on a stream long before it failed: XLA knows nothing of it.
     if failures := _cuda.failures()[num_known:]:
         note_seen(failures[0])
         raise CollectiveError(failures[0])

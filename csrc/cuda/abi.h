@@ -1,4 +1,5 @@
-// cuda/abi.h: the C interfaces of the CUDA runtime, NCCL and cuBLASLt, as far as they are called.
+// cuda/abi.h: the C interfaces of CUDA's runtime and driver, NCCL and cuBLASLt, as far as they are
+// called.
 //
 // Declared here, not taken from NVIDIA's headers: they are large packages that differ from release
 // to release, and whoever builds jaxcoll need not have them. The libraries keep these parts stable
@@ -12,6 +13,8 @@
 // NOLINTBEGIN(readability-identifier-naming): pointers to types of others
 struct CUstream_st;
 struct CUevent_st;
+struct CUfunc_st;
+struct CUmod_st;
 struct ncclComm;
 // NOLINTEND(readability-identifier-naming)
 
@@ -21,14 +24,15 @@ using Stream = CUstream_st*;
 using Event = CUevent_st*;
 using NcclComm = ncclComm*;
 
-// ---- CUDA runtime
-// --------------------------------------------------------------------------------
+// ---- CUDA runtime -------------------------------------------------------------------------------
 
 inline constexpr int kCudaSuccess = 0;
 inline constexpr int kCudaErrorNotReady = 600;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr int kMemcpyDeviceToDevice = 3;
+inline constexpr unsigned kHostAllocPortable = 1;
+inline constexpr unsigned kHostAllocMapped = 2;
 
 struct Runtime {
   int (*runtime_get_version)(int* version);
@@ -44,10 +48,23 @@ struct Runtime {
   int (*event_query)(Event event);
   int (*memcpy_async)(void* to, const void* from, std::size_t bytes, int kind, Stream stream);
   int (*memset_async)(void* to, int value, std::size_t bytes, Stream stream);
+  int (*host_alloc)(void** data, std::size_t bytes, unsigned flags);
 };
 
-// ---- NCCL
-// ----------------------------------------------------------------------------------------
+// ---- CUDA driver --------------------------------------------------------------------------------
+
+using Module = CUmod_st*;
+using Function = CUfunc_st*;
+
+struct Driver {
+  int (*module_load_data)(Module* module, const void* image);
+  int (*module_get_function)(Function* function, Module module, const char* name);
+  int (*launch_kernel)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                       Stream stream, void** parameters, void** extra);
+};
+
+// ---- NCCL ---------------------------------------------------------------------------------------
 
 inline constexpr int kNcclSuccess = 0;
 inline constexpr int kNcclInProgress = 7;
@@ -98,8 +115,7 @@ struct Nccl {
                  Stream stream);
 };
 
-// ---- cuBLASLt
-// ------------------------------------------------------------------------------------
+// ---- cuBLASLt -----------------------------------------------------------------------------------
 
 inline constexpr int kBlasSuccess = 0;
 

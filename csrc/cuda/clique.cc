@@ -118,9 +118,19 @@ Status Clique::Connect() {
 
 Status Clique::ConnectLocal(const NcclId& id) {
   const Runtime& runtime = libraries().runtime;
+  if (surroundings_.traps) {
+    if (Status status = flag_.Create(libraries()); !status.ok()) {
+      return status;
+    }
+  }
   for (const auto& seat : seats_) {
     if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
       return libraries().OfRuntime("cudaSetDevice", error);
+    }
+    if (surroundings_.traps) {
+      if (Status status = seat->check.Create(libraries()); !status.ok()) {
+        return status;
+      }
     }
     if (Status status = seat->watch.Create(libraries()); !status.ok()) {
       return status;
@@ -162,7 +172,7 @@ Status Clique::Failure() const {
   return failure_;
 }
 
-void Clique::Fail(const Status& cause) {
+void Clique::Fail(const Status& cause, bool is_orderly) {
   bool was_ready = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -178,6 +188,9 @@ void Clique::Fail(const Status& cause) {
   }
   if (!was_ready) {
     return;
+  }
+  if (!is_orderly) {
+    flag_.Raise();  // before anything that was aborted ends
   }
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (num_users_.load() > 0 && std::chrono::steady_clock::now() < deadline) {

@@ -18,6 +18,7 @@
 
 #include "core/status.h"
 #include "cuda/call_watch.h"
+#include "cuda/failing.h"
 #include "cuda/libraries.h"
 
 namespace jaxcoll::cuda {
@@ -33,6 +34,7 @@ struct Surroundings {
   std::string (*exchange_id)(const std::vector<std::int64_t>& devices, std::int64_t generation,
                              NcclId& id) = nullptr;
   std::string (*site_text)(std::uint64_t site) = nullptr;
+  bool traps = true;  ///< see cuda/failing.h
 };
 
 /// One local device in a group.
@@ -43,6 +45,7 @@ struct Seat {
   NcclComm comm = nullptr;
   Stream side_stream = nullptr;  ///< of communication that runs beside computation
   CallWatch watch;
+  FailureCheck check;
   std::mutex mutex;  ///< held while something is put on a stream through `comm`
   std::atomic<std::uint64_t> num_calls{0};  ///< begun
 };
@@ -86,6 +89,9 @@ class Clique {
       const std::size_t slot = seat.watch.Begin(libraries(), stream, site);
       status = enqueue(seat);
       seat.watch.End(libraries(), stream, slot);
+      if (status.ok()) {
+        status = seat.check.Enqueue(libraries(), flag_, stream);
+      }
     }
     if (!status.ok()) {
       status.message = surroundings_.site_text(site) + ": " + status.message;
@@ -101,8 +107,9 @@ class Clique {
 
   /// Why calls fail, or ok.
   [[nodiscard]] Status Failure() const;
-  /// Ends what is under way; every later call fails with the first cause.
-  void Fail(const Status& cause);
+  /// Ends what is under way; every later call fails with the first cause. `is_orderly`: programs
+  /// that have made their calls are well.
+  void Fail(const Status& cause, bool is_orderly = false);
 
   [[nodiscard]] const std::vector<std::int64_t>& devices() const { return devices_; }
   [[nodiscard]] bool is_ready() const { return state_.load() == State::kReady; }
@@ -132,6 +139,7 @@ class Clique {
   const std::vector<std::int64_t> devices_;
   const std::int64_t generation_;
   std::vector<std::unique_ptr<Seat>> seats_;  // by ordinal
+  FailureFlag flag_;
 
   // Sequentially consistent: who fails the clique sees a user, or the user sees the failure.
   std::atomic<State> state_{State::kWaiting};

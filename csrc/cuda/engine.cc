@@ -42,7 +42,8 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
   if (clique == nullptr) {
     const Surroundings surroundings{.libraries = &libraries_,
                                     .exchange_id = &Engine::ExchangeId,
-                                    .site_text = &Engine::SiteText};
+                                    .site_text = &Engine::SiteText,
+                                    .traps = traps_.load()};
     clique = std::make_shared<Clique>(surroundings, devices, devices_, generation_.load());
   }
   if (!is_watching_) {
@@ -60,7 +61,7 @@ void Engine::Reset() {
     generation_.fetch_add(1);
   }
   for (const auto& [devices, clique] : old) {
-    clique->Fail(Internal("jaxcoll.reset() was called"));
+    clique->Fail(Internal("jaxcoll.reset() was called"), /*is_orderly=*/true);
   }
 }
 

@@ -43,6 +43,8 @@ class Engine {
   void SetCallbacks(const Callbacks& callbacks) { callbacks_ = callbacks; }
   /// How long a rank may wait for the others; < 0: for ever.
   void SetTimeout(std::int64_t timeout_ns) { timeout_ns_.store(timeout_ns); }
+  /// Whether programs fail on the device whose calls were aborted; of groups that are made later.
+  void SetTraps(bool traps) { traps_.store(traps); }
   [[nodiscard]] std::int64_t timeout_ns() const { return timeout_ns_.load(); }
 
   /// The global id of a local device, or -1.
@@ -72,6 +74,7 @@ class Engine {
   Callbacks callbacks_{};
   std::atomic<std::int64_t> timeout_ns_{-1};
   std::atomic<std::int64_t> generation_{0};
+  std::atomic<bool> traps_{true};
   std::atomic<std::uint64_t> num_calls_{0};
 
   std::mutex mutex_;  // guards the following

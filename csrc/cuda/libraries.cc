@@ -63,6 +63,15 @@ std::string FindRuntime(const std::vector<std::string>& paths, Runtime& runtime)
   library.Find("cudaEventQuery", runtime.event_query);
   library.Find("cudaMemcpyAsync", runtime.memcpy_async);
   library.Find("cudaMemsetAsync", runtime.memset_async);
+  library.Find("cudaHostAlloc", runtime.host_alloc);
+  return library.problem();
+}
+
+std::string FindDriver(const std::vector<std::string>& paths, Driver& driver) {
+  Library library(paths);
+  library.Find("cuModuleLoadData", driver.module_load_data);
+  library.Find("cuModuleGetFunction", driver.module_get_function);
+  library.Find("cuLaunchKernel", driver.launch_kernel);
   return library.problem();
 }
 
@@ -131,6 +140,9 @@ Status Libraries::Open(const LibraryPaths& paths) {
   }
   if (driver_version == 0) {
     return Internal("no NVIDIA driver was found");
+  }
+  if (const std::string problem = FindDriver(paths.driver, driver); !problem.empty()) {
+    return Internal("CUDA's driver can't be used (" + problem + ")");
   }
   if (const std::string problem = FindNccl(paths.nccl, nccl); !problem.empty()) {
     return Internal("NCCL can't be used (" + problem + ")");

@@ -1,4 +1,4 @@
-// cuda/libraries.h: CUDA's runtime, NCCL and cuBLASLt, found when a program needs them.
+// cuda/libraries.h: CUDA's runtime and driver, NCCL and cuBLASLt, found when a program needs them.
 //
 // jaxcoll links none of them. JAX has opened its own copies before a program can run on a GPU; to
 // open the same files again gives the same libraries.
@@ -15,6 +15,7 @@ namespace jaxcoll::cuda {
 /// Where to look: of each library some paths or names for dlopen, the first that opens counts.
 struct LibraryPaths {
   std::vector<std::string> runtime;
+  std::vector<std::string> driver;
   std::vector<std::string> nccl;
   std::vector<std::string> blas;
 };
@@ -22,6 +23,7 @@ struct LibraryPaths {
 /// The functions, and the versions as the libraries give them (13000, 22707, 130200).
 struct Libraries {
   Runtime runtime{};
+  Driver driver{};
   Nccl nccl{};
   Blas blas{};
   int runtime_version = 0;

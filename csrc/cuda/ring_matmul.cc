@@ -26,8 +26,7 @@ std::size_t AlignmentOf(std::initializer_list<std::size_t> offsets) {
 
 }  // namespace
 
-// ---- Of both
-// -------------------------------------------------------------------------------------
+// ---- Of both ------------------------------------------------------------------------------------
 
 RingMatmul::RingMatmul(const RingShape& shape) : shape_(shape) {
   const std::size_t p = shape.num_ranks;
@@ -76,8 +75,7 @@ Status RingMatmul::Receive(const Libraries& libraries, const Seat& seat, void* d
   return result == kNcclSuccess ? Status{} : libraries.OfNccl("ncclRecv", result, seat.comm);
 }
 
-// ---- Gather
-// --------------------------------------------------------------------------------------
+// ---- Gather -------------------------------------------------------------------------------------
 
 RingGatherMatmul::RingGatherMatmul(const RingShape& shape) : RingMatmul(shape) {}
 
@@ -154,8 +152,7 @@ Status RingGatherMatmul::Enqueue(const Libraries& libraries, const Seat& seat, S
   return status;
 }
 
-// ---- Scatter
-// -------------------------------------------------------------------------------------
+// ---- Scatter ------------------------------------------------------------------------------------
 
 RingScatterMatmul::RingScatterMatmul(const RingShape& shape) : RingMatmul(shape), flat_(shape) {
   if (shape.kind == RingKind::kScatterColumns) {

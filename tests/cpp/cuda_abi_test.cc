@@ -1,6 +1,7 @@
 // tests/cpp/cuda_abi_test.cc: csrc/cuda/abi.h against NVIDIA's headers, where these are. To compile
 // it is the test.
 #include <cublasLt.h>
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -50,6 +51,13 @@ static_assert(kCallable<decltype(Runtime::memcpy_async),
                         cudaError_t (*)(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t)>);
 static_assert(
     kCallable<decltype(Runtime::memset_async), cudaError_t (*)(void*, int, size_t, cudaStream_t)>);
+static_assert(kCallable<decltype(Runtime::host_alloc), cudaError_t (*)(void**, size_t, unsigned)>);
+SAME(Driver::module_load_data, cuModuleLoadData);
+SAME(Driver::module_get_function, cuModuleGetFunction);
+SAME(Driver::launch_kernel, cuLaunchKernel);
+EQUAL(kCudaSuccess, CUDA_SUCCESS);
+EQUAL(kHostAllocPortable, cudaHostAllocPortable);
+EQUAL(kHostAllocMapped, cudaHostAllocMapped);
 EQUAL(kCudaSuccess, cudaSuccess);
 EQUAL(kCudaErrorNotReady, cudaErrorNotReady);
 EQUAL(kEventDisableTiming, cudaEventDisableTiming);

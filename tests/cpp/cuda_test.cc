@@ -34,7 +34,8 @@ constexpr std::int64_t kFirstId = 40;  // global ids and CUDA's numbers differ
 constexpr int kMostRanks = 5;
 constexpr std::int64_t kLong = 20'000'000'000;
 
-const LibraryPaths kFake{.runtime = {FAKE_CUDA}, .nccl = {FAKE_CUDA}, .blas = {FAKE_CUDA}};
+const LibraryPaths kFake{
+    .runtime = {FAKE_CUDA}, .driver = {FAKE_CUDA}, .nccl = {FAKE_CUDA}, .blas = {FAKE_CUDA}};
 
 std::vector<std::int64_t> Devices(std::size_t count) {
   std::vector<std::int64_t> ids(count);
@@ -142,8 +143,7 @@ std::vector<Ints> Values(std::size_t ranks, std::size_t count) {
   return values;
 }
 
-// ---- Finding libraries
-// ---------------------------------------------------------------------------
+// ---- Finding libraries --------------------------------------------------------------------------
 
 void LibrariesSayWhatIsMissing(Context& context) {
   const auto problem = [](LibraryPaths paths) { return Libraries().Open(paths).message; };
@@ -187,8 +187,7 @@ void ReductionsAreThoseOfNccl(Context& context) {
   context.Expect(any && any->op == NcclOp::kMax && any->type == NcclType::kU8, "bool or");
 }
 
-// ---- Collectives
-// ---------------------------------------------------------------------------------
+// ---- Collectives --------------------------------------------------------------------------------
 
 void TreesAreReducedInPlaceInOneGroup(Context& context) {
   for (const std::size_t p : {2U, 3U, 5U}) {
@@ -285,8 +284,7 @@ void CopiesGoWhereTheyBelong(Context& context) {
   }
 }
 
-// ---- Rings
-// ---------------------------------------------------------------------------------------
+// ---- Rings --------------------------------------------------------------------------------------
 
 void RingsSendWhatIsThere(Context& context) {
   for (std::size_t p = 2; p <= 9; ++p) {
@@ -455,8 +453,7 @@ void MatrixProductsOfRings(Context& context) {
   }
 }
 
-// ---- Communicators
-// -------------------------------------------------------------------------------
+// ---- Communicators ------------------------------------------------------------------------------
 
 std::unique_ptr<Operation> SmallGather(std::size_t p) { return std::make_unique<AllGather>(4, p); }
 
@@ -498,8 +495,7 @@ void CommunicatorsAreMadeOnceAndTogether(Context& context) {
                  [&] { return unknown.message; });
 }
 
-// ---- Failing
-// -------------------------------------------------------------------------------------
+// ---- Failing ------------------------------------------------------------------------------------
 
 void ExpectInAll(Context& context, const std::vector<Status>& statuses, const std::string& part) {
   for (const Status& status : statuses) {
@@ -547,6 +543,38 @@ void OneThatDoesNotCallIsNamed(Context& context) {
              }));
 }
 
+/// The program whose call was aborted fails on the device, though it was put on the stream before.
+void NobodyGoesOnWithGarbage(Context& context) {
+  Engine& engine = OpenEngine();
+  const Runtime& runtime = engine.libraries().runtime;
+  for (const bool traps : {true, false}) {
+    engine.Reset();
+    engine.SetTraps(traps);
+    engine.SetTimeout(kLong);
+    const auto site = SiteOf(SmallGather(3), 3);
+    AllSucceed(context, OnRanks(3, [&](int rank) { return site->Initialize(rank, nullptr); }));
+    engine.SetTimeout(200'000'000);
+    std::vector<Ints> from(3, Ints(1));
+    std::vector<Ints> to(3, Ints(3));
+    std::array<int, 2> errors{};
+    AllSucceed(context, OnRanks(2, [&](int rank) {
+                 const auto at = static_cast<std::size_t>(rank);
+                 Stream stream = nullptr;
+                 runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
+                 const std::array in{In(from[at])};
+                 const std::array out{Out(to[at])};
+                 Status status = site->Execute(rank, stream, in, out);
+                 errors.at(at) = runtime.stream_synchronize(stream);
+                 return status;
+               }));
+    for (const int error : errors) {
+      context.Expect((error != 0) == traps, "whether what waits for the stream gets an error");
+    }
+    context.Expect(!engine.Find(Devices(3))->Failure().ok(), "the group has failed");
+  }
+  engine.SetTraps(true);
+}
+
 void ErrorsOfNcclAreNoticed(Context& context) {
   Engine& engine = OpenEngine();
   const auto site = SiteOf(SmallGather(2), 2);
@@ -589,6 +617,7 @@ int main(int argc, char** argv) {
           {"CommunicatorsAreMadeOnceAndTogether", CommunicatorsAreMadeOnceAndTogether},
           {"OneThatDoesNotComeIsNamed", OneThatDoesNotComeIsNamed},
           {"OneThatDoesNotCallIsNamed", OneThatDoesNotCallIsNamed},
+          {"NobodyGoesOnWithGarbage", NobodyGoesOnWithGarbage},
           {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},
           {"WrongBuffersAreRefused", WrongBuffersAreRefused},
       },

@@ -5,7 +5,8 @@
 // for the other ranks; a send does not. So results, orders and offsets are computed for real.
 // fake_cuda_* are for tests.
 #include <algorithm>           // std::copy_n, std::max, std::min
-#include <atomic>              // std::atomic
+#include <array>               // std::array
+#include <atomic>              // std::atomic, std::atomic_ref
 #include <bit>                 // std::bit_cast
 #include <chrono>              // std::chrono
 #include <condition_variable>  // std::condition_variable
@@ -87,6 +88,7 @@ int Run(CUstream_st* stream, std::function<int()> work) {
 constexpr int kInvalidArgument = 4;
 constexpr int kInvalidUsage = 5;
 constexpr int kRemoteError = 6;
+constexpr int kTrapped = 719;
 constexpr auto kPatience = std::chrono::seconds(20);
 
 std::mutex log_mutex;
@@ -108,8 +110,7 @@ void Log(const std::string& line) {
   log_text += line + "\n";
 }
 
-// ---- Numbers
-// -------------------------------------------------------------------------------------
+// ---- Numbers ------------------------------------------------------------------------------------
 
 float FromHalf(std::uint16_t bits) {
   const float sign = (bits & 0x8000U) != 0 ? -1.0F : 1.0F;
@@ -242,8 +243,7 @@ void ReduceAny(NcclType type, const std::vector<const Bytes*>& inputs, std::size
   }
 }
 
-// ---- NCCL
-// ----------------------------------------------------------------------------------------
+// ---- NCCL ---------------------------------------------------------------------------------------
 
 struct Deposit {
   std::string what;
@@ -386,7 +386,11 @@ int Flush() {
     return 0;
   }
   CUstream_st* const stream = ops[0].stream;
-  return Run(stream, [ops = std::move(ops)] { return RunAll(ops); });
+  return Run(stream, [ops = std::move(ops), stream] {
+    const int failed = RunAll(ops);
+    // Who waits for a stream does not learn that NCCL aborted something on it.
+    return stream != nullptr && failed == kRemoteError ? 0 : failed;
+  });
 }
 
 int Put(const char* name, const Op& op) {
@@ -404,8 +408,7 @@ int Put(const char* name, const Op& op) {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// ---- For tests
-// -----------------------------------------------------------------------------------
+// ---- For tests ----------------------------------------------------------------------------------
 
 /// What NCCL was called with since the last time, a line each.
 EXPORT const char* fake_cuda_take_log() {
@@ -419,8 +422,7 @@ EXPORT const char* fake_cuda_take_log() {
 /// The next look at a communicator finds this error.
 EXPORT void fake_cuda_set_async_error(ncclComm* comm, int error) { comm->async_error = error; }
 
-// ---- CUDA's runtime
-// ------------------------------------------------------------------------------
+// ---- CUDA's runtime -----------------------------------------------------------------------------
 
 EXPORT int cudaRuntimeGetVersion(int* version) {
   *version = 13000;
@@ -496,8 +498,34 @@ EXPORT int cudaMemsetAsync(void* to, int value, std::size_t bytes, CUstream_st* 
   });
 }
 
-// ---- NCCL
-// ----------------------------------------------------------------------------------------
+EXPORT int cudaHostAlloc(void** data, std::size_t bytes, unsigned /*flags*/) {
+  *data = Keep(new std::array<std::byte, 64>());
+  return bytes <= 64 ? 0 : kInvalidArgument;
+}
+
+// ---- CUDA's driver, with the one kernel that there is -------------------------------------------
+
+EXPORT int cuModuleLoadData(CUmod_st** module, const void* image) {
+  *module = nullptr;
+  return std::string(static_cast<const char*>(image)).find("trap") != std::string::npos
+             ? 0
+             : kInvalidArgument;
+}
+EXPORT int cuModuleGetFunction(CUfunc_st** function, CUmod_st* /*module*/, const char* name) {
+  *function = reinterpret_cast<CUfunc_st*>(const_cast<char*>("check"));
+  return std::string(name) == "jaxcoll_check" ? 0 : kInvalidArgument;
+}
+EXPORT int cuLaunchKernel(CUfunc_st* /*function*/, unsigned grid_x, unsigned /*grid_y*/,
+                          unsigned /*grid_z*/, unsigned block_x, unsigned /*block_y*/,
+                          unsigned /*block_z*/, unsigned /*shared_bytes*/, CUstream_st* stream,
+                          void** parameters, void** /*extra*/) {
+  std::uint32_t* const word = *static_cast<std::uint32_t**>(parameters[0]);
+  return grid_x * block_x != 1
+             ? kInvalidArgument
+             : Run(stream, [=] { return std::atomic_ref(*word).load() == 0 ? 0 : kTrapped; });
+}
+
+// ---- NCCL ---------------------------------------------------------------------------------------
 
 EXPORT int ncclGetVersion(int* version) {
   *version = 22707;
@@ -567,8 +595,7 @@ EXPORT int ncclRecv(void* to, std::size_t count, NcclType type, int peer, ncclCo
   return Put("receive", {Op::kReceive, nullptr, to, count, type, NcclOp::kSum, peer, comm, stream});
 }
 
-// ---- cuBLASLt
-// ------------------------------------------------------------------------------------
+// ---- cuBLASLt -----------------------------------------------------------------------------------
 
 namespace {
 

@@ -44,7 +44,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     assert [build.wait(timeout=240) for build in builds] == [0, 0]
     fake = f"{folder}/fake.so"
     library, reason = _cuda._opened(
-        ctypes.CDLL(f"{folder}/engine.so"), {name: [fake] for name in ("runtime", "nccl", "blas")}
+        ctypes.CDLL(f"{folder}/engine.so"),
+        {name: [fake] for name in ("runtime", "driver", "nccl", "blas")},
     )
     assert library is not None, reason
     library.fake = ctypes.CDLL(fake)

@@ -43,10 +43,12 @@ extern "C" {
 #define JAXCOLL_EXPORT __attribute__((visibility("default")))
 
 /// Opens the libraries; paths are a line each.
-JAXCOLL_EXPORT int jaxcoll_cuda_open(const char* runtime, const char* nccl, const char* blas,
-                                     char* text, std::size_t bytes) {
-  const Status status =
-      Engine::Get().Open({.runtime = Lines(runtime), .nccl = Lines(nccl), .blas = Lines(blas)});
+JAXCOLL_EXPORT int jaxcoll_cuda_open(const char* runtime, const char* driver, const char* nccl,
+                                     const char* blas, char* text, std::size_t bytes) {
+  const Status status = Engine::Get().Open({.runtime = Lines(runtime),
+                                            .driver = Lines(driver),
+                                            .nccl = Lines(nccl),
+                                            .blas = Lines(blas)});
   Write(status.message, text, bytes);
   return status.ok() ? 0 : 1;
 }
@@ -87,6 +89,10 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_callbacks(
 JAXCOLL_EXPORT void jaxcoll_cuda_set_timeout(std::int64_t timeout_ns) {
   Engine::Get().SetTimeout(timeout_ns);
 }
+
+/// Whether programs fail on the device whose calls were aborted (1, as without this call), or go on
+/// with garbage (0).
+JAXCOLL_EXPORT void jaxcoll_cuda_set_traps(int traps) { Engine::Get().SetTraps(traps != 0); }
 
 JAXCOLL_EXPORT void jaxcoll_cuda_reset() { Engine::Get().Reset(); }
 
