@@ -24,7 +24,7 @@ CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo test test-processes test-fallback test-all bench bench-processes bench-door bench-matmul bench-tensor bench-zero bench-plan bench-recorder lint format ctest wheel release-test docs env build stubs signatures clean
+.PHONY: help demo test test-processes test-fallback test-gpu test-all bench bench-processes bench-door bench-matmul bench-tensor bench-zero bench-plan bench-gpu bench-recorder lint format ctest wheel release-test docs env build stubs signatures clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -50,6 +50,9 @@ test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native e
 	  $(if $(JAX),"jax==$(JAX)" "jaxlib==$(JAX)")
 	PYTHONSAFEPATH=1 JAXCOLL_TESTS_WITHOUT_NATIVE=1 .venv-fallback/bin/pytest $(WORKERS) --ignore tests/repo $(ARGS)
 
+test-gpu: $(VENV)/.dev$(JAX)  ## the engine for GPUs, on those that are here (with pip install 'jax[cuda13]' in $(VENV))
+	$(BIN)/pytest tests/gpu tests/nccl -rs --timeout 900 $(ARGS)
+
 test-all: $(VENV)/.tools  ## everything, on the oldest and the newest JAX, into tests/RESULTS.md
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py $(ARGS)
 
@@ -73,6 +76,9 @@ bench-zero: $(VENV)/.dev$(JAX)  ## data-parallel and fully sharded steps, agains
 
 bench-plan: $(VENV)/.dev$(JAX)  ## products of strategies, and pipelines, against jax.lax, jit and an ideal
 	$(BIN)/python benchmarks/plan_step.py $(ARGS)
+
+bench-gpu: $(VENV)/.dev$(JAX)  ## collectives and matmuls on the GPUs of this process, against jax.lax
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 bench-recorder: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## what it costs to record a call
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/recorder.py $(ARGS)

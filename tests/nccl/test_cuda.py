@@ -1,0 +1,100 @@
+"""Finding the engine for GPUs, and the exchange between processes, without either."""
+
+import threading
+from typing import Any
+
+import jax
+import pytest
+
+import jaxcoll
+from jaxcoll import _compat, _cuda
+
+
+class Store:
+    """A key-value store as that of JAX's coordination service."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def key_value_set(self, key: str, value: str) -> None:
+        with self._changed:
+            assert key not in self._values
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, limit_ms: int) -> str:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, limit_ms / 1000):
+                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+            return self._values[key]
+
+
+class Device:
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.process_index = number // 2
+
+
+@pytest.fixture
+def exchange(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns what runs the exchange of a group in some processes, each a thread."""
+    store, here = Store(), threading.local()
+    monkeypatch.setattr(_compat, "distributed_client", lambda: store)
+    monkeypatch.setattr(_compat, "process_id_and_count", lambda: (here.process, 3))
+    monkeypatch.setattr(jax, "devices", lambda: [Device(i) for i in range(6)])
+
+    def run(group: list[int], processes: list[int], generation: int = 0) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+
+        def of(process: int) -> None:
+            here.process = process
+            ids = [f"id of {process}".encode()]
+            problem = _cuda.exchange(group, generation, lambda: ids[0], ids.append)
+            found[process] = problem or ids[-1]
+
+        threads = [threading.Thread(target=of, args=(process,)) for process in processes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    return run
+
+
+def test_all_processes_of_a_group_get_the_id_of_rank_0(exchange: Any):
+    assert exchange([4, 0, 2], [0, 1, 2]) == {i: b"id of 2" for i in range(3)}
+    assert exchange([0, 2], [0, 1]) == {0: b"id of 0", 1: b"id of 0"}
+    assert exchange([0, 2], [0, 1], generation=1) == {0: b"id of 0", 1: b"id of 0"}
+
+
+def test_a_process_that_does_not_come_is_named(exchange: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxcoll.config, "timeout_s", 0.2)
+    found = exchange([0, 2, 4], [0, 2])
+    text = "process 1 has not begun a program with a collective over them within 0.2 s"
+    assert all(text in said for said in found.values())
+
+
+def test_devices_that_jax_does_not_know(exchange: Any):
+    assert "JAX has no devices [9]" in exchange([0, 9], [0])[0]
+
+
+def test_where_libraries_are_looked_for():
+    paths = _cuda.library_paths("jax_cuda13_plugin")
+    assert paths["runtime"][-1] == "libcudart.so.13"
+    assert paths["nccl"][-1] == "libnccl.so.2"
+    assert _cuda.library_paths("jax_cuda12_plugin")["blas"][-1] == "libcublasLt.so.12"
+
+
+def test_the_library_of_a_package_comes_first(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "nvidia" / "nccl" / "lib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = _cuda.library_paths("jax_cuda13_plugin")["nccl"]
+    assert str(tmp_path / "nvidia/nccl/lib/libnccl.so.2") in paths[:-1]
+
+
+def test_info_says_why_it_is_off():
+    if _cuda.is_likely():
+        pytest.skip("there is a plugin for CUDA")
+    assert "programs for GPUs run on jax.lax" in jaxcoll.info().off["GPU"]
