@@ -18,7 +18,7 @@ WORKERS := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? 
   --dist loadfile --no-loadscope-reorder
 PYTEST := $(BIN)/pytest $(WORKERS)
 # What `make test-fallback` runs on jax.lax, too, or never depends on the path.
-NOT_ON_LAX := diagnosis docs examples model parallel processes repo seeds test_bench.py test_extras.py \
+NOT_ON_LAX := diagnosis docs examples gpu model nccl parallel processes repo seeds test_bench.py test_extras.py \
   test_processes.py test_programs_of_their_own.py
 CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt $(shell find csrc -type f)

@@ -156,7 +156,7 @@ COPIES: dict[str, Callable[[Context, ir.Value, Params, Groups], Call | str]] = {
 
 # ---- Matrix products -----------------------------------------------------------------------------
 
-_KINDS = {"gather rows": 0, "scatter rows": 1, "scatter columns": 2}
+_KINDS = {"gather rows": 0, "scatter rows": 1, "scatter columns": 2, "gather inner": 3}
 # For cuBLASLt: what XLA gives it on Hopper.
 _WORKSPACE_BYTES = 32 << 20
 
@@ -173,7 +173,7 @@ def ring_matmul(
     """Returns the call of a collective matmul.
 
     Args:
-        kind: `gather rows`, `scatter rows` or `scatter columns`.
+        kind: one of `_KINDS`.
         ranks: of the group.
         block: batch, rows, inner and columns of one rank's block.
         operands: x and w, and whether each lies transposed.
@@ -185,7 +185,7 @@ def ring_matmul(
     batch, rows, inner, columns = block
     operand, result = (np.dtype(dtype) for dtype in dtypes)
     width, itemsize = (
-        (inner, operand.itemsize) if kind == "gather rows" else (columns, result.itemsize)
+        (inner, operand.itemsize) if kind.startswith("gather") else (columns, result.itemsize)
     )
     slots = (ranks - 1) * batch * rows * width * itemsize
     byte = ir.IntegerType.get_unsigned(8)

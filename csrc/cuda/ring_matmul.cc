@@ -1,7 +1,7 @@
 #include "cuda/ring_matmul.h"
 
-#include <algorithm>  // std::min
-#include <span>       // std::span
+#include <numeric>  // std::iota
+#include <span>     // std::span
 
 #include "cuda/collectives.h"
 
@@ -34,9 +34,12 @@ RingMatmul::RingMatmul(const RingShape& shape) : shape_(shape) {
   const std::size_t w = shape.inner * shape.columns * SizeOf(shape.operand);
   const std::size_t y = shape.batch * shape.rows * shape.columns * SizeOf(shape.result);
   x_bytes_ = shape.kind == RingKind::kScatterRows ? x * p : x;
-  w_bytes_ = shape.kind == RingKind::kScatterColumns ? w * p : w;
+  const bool splits_w =
+      shape.kind == RingKind::kScatterColumns || shape.kind == RingKind::kGatherInner;
+  const bool gathers = shape.kind == RingKind::kGatherRows || shape.kind == RingKind::kGatherInner;
+  w_bytes_ = splits_w ? w * p : w;
   y_bytes_ = shape.kind == RingKind::kGatherRows ? y * p : y;
-  slot_bytes_ = shape.kind == RingKind::kGatherRows ? x : y;
+  slot_bytes_ = gathers ? x : y;
 }
 
 Status RingMatmul::MakeEvents(const Libraries& libraries, Tools& tools, std::size_t count) const {
@@ -82,24 +85,28 @@ RingGatherMatmul::RingGatherMatmul(const RingShape& shape) : RingMatmul(shape) {
 Status RingGatherMatmul::Prepare(const Libraries& libraries, const Seat& seat) {
   std::unique_ptr<Tools>& tools = ToolsAt(seat);
   tools = std::make_unique<Tools>();
+  const bool is_flat = gathers_inner();  // where batch and rows are as one
+  const std::size_t batch = is_flat ? 1 : shape_.batch;
+  const std::size_t rows = is_flat ? shape_.batch * shape_.rows : shape_.rows;
+  const std::size_t w_rows = shape_.inner * (gathers_inner() ? shape_.num_ranks : 1);
   const std::size_t width = SizeOf(shape_.operand);
   const ProductShape product{
-      .batch = shape_.batch,
-      .rows = shape_.rows,
+      .batch = batch,
+      .rows = rows,
       .inner = shape_.inner,
       .columns = shape_.columns,
-      .x_leading = shape_.x_is_transposed ? shape_.rows : shape_.inner,
-      .w_leading = shape_.w_is_transposed ? shape_.inner : shape_.columns,
+      .x_leading = shape_.x_is_transposed ? rows : shape_.inner,
+      .w_leading = shape_.w_is_transposed ? w_rows : shape_.columns,
       .y_leading = shape_.columns,
-      .x_stride = shape_.rows * shape_.inner,
-      .y_stride = shape_.num_ranks * shape_.rows * shape_.columns,
+      .x_stride = rows * shape_.inner,
+      .y_stride = shape_.num_ranks * rows * shape_.columns,
       .x_is_transposed = shape_.x_is_transposed,
       .w_is_transposed = shape_.w_is_transposed,
       .operand = shape_.operand,
       .result = shape_.result,
       .allows_tf32 = shape_.allows_tf32,
-      .alignment = AlignmentOf({slot_bytes_, shape_.rows * shape_.inner * width,
-                                shape_.rows * shape_.columns * SizeOf(shape_.result)})};
+      .alignment = AlignmentOf({slot_bytes_, rows * shape_.inner * width, WOffset(1) * width,
+                                rows * shape_.columns * SizeOf(shape_.result)})};
   if (Status status = tools->products[0].Plan(libraries, product, shape_.workspace_bytes);
       !status.ok()) {
     return status;
@@ -107,46 +114,83 @@ Status RingGatherMatmul::Prepare(const Libraries& libraries, const Seat& seat) {
   return MakeEvents(libraries, *tools, shape_.num_ranks);
 }
 
+// In elements.
+std::size_t RingGatherMatmul::WOffset(std::size_t owner) const {
+  if (!gathers_inner()) {
+    return 0;
+  }
+  return owner * shape_.inner * (shape_.w_is_transposed ? 1 : shape_.columns);
+}
+
+// That of the i-th rank after this one is in slot i - 1.
+const void* RingGatherMatmul::Block(const Seat& seat, std::size_t owner, const void* x,
+                                    const void* slots) const {
+  const std::size_t slot = (owner + shape_.num_ranks - seat.rank - 1) % shape_.num_ranks;
+  return owner == seat.rank ? x : At(slots, slot * slot_bytes_);
+}
+
+// Event i + 1 is after the transfers of step i.
+Status RingGatherMatmul::Gather(const Libraries& libraries, const Seat& seat,
+                                const std::vector<GatherStep>& steps, const void* x,
+                                void* slots) const {
+  Status status;
+  for (std::size_t i = 0; i + 1 < steps.size() && status.ok(); ++i) {
+    status = InGroup(libraries, seat, [&] {
+      for (const Transfer& transfer : steps[i].transfers) {
+        if (Status sent = Send(libraries, seat, Block(seat, transfer.sent, x, slots), slot_bytes_,
+                               transfer.to);
+            !sent.ok()) {
+          return sent;
+        }
+        auto* const slot = const_cast<void*>(Block(seat, transfer.received, x, slots));
+        if (Status received = Receive(libraries, seat, slot, slot_bytes_, transfer.from);
+            !received.ok()) {
+          return received;
+        }
+      }
+      return Status{};
+    });
+    const int error = libraries.runtime.event_record(ToolsOf(seat).events[i + 1], seat.side_stream);
+    if (error != kCudaSuccess && status.ok()) {
+      status = libraries.OfRuntime("cudaEventRecord", error);
+    }
+  }
+  return status;
+}
+
 Status RingGatherMatmul::Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
                                  std::span<const void* const> operands,
                                  std::span<void* const> results) const {
   const Tools& tools = ToolsOf(seat);
-  const void* const w = operands[1];
-  // A rank's own block lies in x; that of the i-th rank after it in slot i - 1.
-  const auto slot = [&](std::size_t owner) {
-    return (owner + shape_.num_ranks - seat.rank - 1) % shape_.num_ranks * slot_bytes_;
-  };
-  const auto block = [&](std::size_t owner) {
-    return owner == seat.rank ? operands[0] : At(results[1], slot(owner));
-  };
+  const std::vector<GatherStep> steps =
+      GatherSteps(seat.rank, shape_.num_ranks, shape_.is_bidirectional);
   Status status = Follow(libraries, seat.side_stream, stream, tools.events[0]);
-  std::size_t num_events = 1;
-  for (const GatherStep& step : GatherSteps(seat.rank, shape_.num_ranks, shape_.is_bidirectional)) {
-    if (!step.transfers.empty() && status.ok()) {
-      status = InGroup(libraries, seat, [&] {
-        for (const Transfer& transfer : step.transfers) {
-          if (Status sent = Send(libraries, seat, block(transfer.sent), slot_bytes_, transfer.to);
-              !sent.ok()) {
-            return sent;
-          }
-          if (Status received = Receive(libraries, seat, At(results[1], slot(transfer.received)),
-                                        slot_bytes_, transfer.from);
-              !received.ok()) {
-            return received;
-          }
-        }
-        return Status{};
-      });
+  if (status.ok()) {
+    status = Gather(libraries, seat, steps, operands[0], results[1]);
+  }
+  std::vector<std::size_t> order;
+  std::vector<std::size_t> step_of(shape_.num_ranks);
+  for (std::size_t step = 0; step < steps.size(); ++step) {
+    for (const std::size_t owner : steps[step].products) {
+      order.push_back(owner);
+      step_of[owner] = step;
     }
-    for (const std::size_t owner : step.products) {
-      if (status.ok()) {
-        void* const y =
-            At(results[0], owner * shape_.rows * shape_.columns * SizeOf(shape_.result));
-        status = tools.products[0].Enqueue(stream, block(owner), w, y, /*adds=*/false, results[2]);
-      }
+  }
+  if (gathers_inner()) {
+    std::iota(order.begin(), order.end(), 0);
+  }
+  for (const std::size_t owner : order) {
+    if (status.ok() && step_of[owner] > 0) {
+      const int error =
+          libraries.runtime.stream_wait_event(stream, tools.events[step_of[owner]], 0);
+      status = error == kCudaSuccess ? status : libraries.OfRuntime("cudaStreamWaitEvent", error);
     }
-    if (!step.transfers.empty() && status.ok()) {
-      status = Follow(libraries, stream, seat.side_stream, tools.events[num_events++]);
+    if (status.ok()) {
+      const std::size_t y = gathers_inner() ? 0 : owner * shape_.rows * shape_.columns;
+      status = tools.products[0].Enqueue(stream, Block(seat, owner, operands[0], results[1]),
+                                         At(operands[1], WOffset(owner) * SizeOf(shape_.operand)),
+                                         At(results[0], y * SizeOf(shape_.result)),
+                                         /*adds=*/gathers_inner() && owner > 0, results[2]);
     }
   }
   return status;
@@ -283,7 +327,7 @@ Status RingScatterMatmul::Enqueue(const Libraries& libraries, const Seat& seat, 
 }
 
 std::unique_ptr<Operation> MakeRingMatmul(const RingShape& shape) {
-  if (shape.kind == RingKind::kGatherRows) {
+  if (shape.kind == RingKind::kGatherRows || shape.kind == RingKind::kGatherInner) {
     return std::make_unique<RingGatherMatmul>(shape);
   }
   return std::make_unique<RingScatterMatmul>(shape);

@@ -22,6 +22,7 @@ enum class RingKind : std::uint8_t {
   kGatherRows,      ///< (batch, rows, inner) of each rank; y is (batch, p * rows, columns)
   kScatterRows,     ///< x is (batch, p * rows, inner); y is (batch, rows, columns)
   kScatterColumns,  ///< w is (inner, p * columns); y is (batch * rows, columns)
+  kGatherInner,     ///< (batch * rows, inner) of each rank; w is (p * inner, columns)
 };
 
 /// Sizes of one rank's block. x is transposed only where batch is 1.
@@ -86,6 +87,8 @@ class RingMatmul : public Operation {
   std::array<std::unique_ptr<Tools>, kMaxOrdinals> tools_;  // each used by its device's thread
 };
 
+/// Rows are multiplied as they come. Products of parts of `inner` are added in the order of the
+/// ranks, so that equal operands give equal bits on all of them.
 class RingGatherMatmul final : public RingMatmul {
  public:
   explicit RingGatherMatmul(const RingShape& shape);
@@ -93,6 +96,15 @@ class RingGatherMatmul final : public RingMatmul {
   Status Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
                  std::span<const void* const> operands,
                  std::span<void* const> results) const override;
+
+ private:
+  [[nodiscard]] std::size_t WOffset(std::size_t owner) const;
+  [[nodiscard]] bool gathers_inner() const { return shape_.kind == RingKind::kGatherInner; }
+  Status Gather(const Libraries& libraries, const Seat& seat, const std::vector<GatherStep>& steps,
+                const void* x, void* slots) const;
+  /// Where an owner's block is: in x, or in its slot.
+  [[nodiscard]] const void* Block(const Seat& seat, std::size_t owner, const void* x,
+                                  const void* slots) const;
 };
 
 /// Each block is summed in two parts, one each way around the ring: while one is on its way, the

@@ -406,21 +406,24 @@ def _call_on_gpus(
     (of_x, of_w), (of_y,) = ctx.avals_in, ctx.avals_out
     if problem := _native.gpu_matmul_problem():
         return problem
-    if primitive is gather_p and axis == INNER:
-        return "a ring would add in another order on each rank"
     sizes = (*of_x.shape, *of_w.shape, *of_y.shape)
     if 0 in sizes:
         return "there is nothing to multiply"
     if max(sizes) > _MAX_SIZE:
         return f"a dimension is larger than {_MAX_SIZE}"
-    # Partial sums travel wide; a gathered product is summed and rounded where it is made.
+    # Partial sums are wide; a product of gathered rows is rounded where it is made.
     summed = wide(of_x, of_w)
     operand = of_x.dtype if of_x.dtype == of_w.dtype else summed
-    rounds_once = primitive is gather_p and of_y.dtype == operand
+    rounds_once = primitive is gather_p and axis == ROWS and of_y.dtype == operand
     batch, rows, inner = of_x.shape
-    kind = "gather rows" if primitive is gather_p else "scatter rows"
-    if primitive is scatter_p:
-        kind, rows = (kind, of_y.shape[1]) if axis == ROWS else ("scatter columns", rows)
+    kinds = {
+        (gather_p, ROWS): "gather rows",
+        (gather_p, INNER): "gather inner",
+        (scatter_p, ROWS): "scatter rows",
+        (scatter_p, COLUMNS): "scatter columns",
+    }
+    kind = kinds[primitive, axis]
+    rows = of_y.shape[1] if kind == "scatter rows" else rows
     return _nccl_calls.ring_matmul(
         kind,
         len(groups[0]),

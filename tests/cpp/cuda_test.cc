@@ -346,29 +346,33 @@ std::vector<float> Matrix(std::size_t count, std::size_t seed) {
 
 void MultiplyInRing(Context& context, const RingShape& shape) {
   const std::size_t p = shape.num_ranks;
-  const bool gathers = shape.kind == RingKind::kGatherRows;
+  const bool gathers_rows = shape.kind == RingKind::kGatherRows;
+  const bool gathers_inner = shape.kind == RingKind::kGatherInner;
+  const bool gathers = gathers_rows || gathers_inner;
+  const std::size_t all_inner = shape.inner * (gathers_inner ? p : 1);
   const std::size_t all_rows = shape.rows * (shape.kind == RingKind::kScatterRows ? p : 1);
   const std::size_t all_columns = shape.columns * (shape.kind == RingKind::kScatterColumns ? p : 1);
   std::vector<std::vector<float>> xs;
   std::vector<std::vector<float>> ws;
   for (std::size_t rank = 0; rank < p; ++rank) {
     xs.push_back(Matrix(shape.batch * all_rows * shape.inner, rank + 1));
-    ws.push_back(Matrix(shape.inner * all_columns, rank + 50));
+    ws.push_back(Matrix(all_inner * all_columns, rank + 50));
   }
-  // Element (b, i, j) of a rank's own product.
+  // Element (b, i, j) of a rank's x and the part of a rank's w from row `first` on.
   const auto product = [&](std::size_t x_rank, std::size_t w_rank, std::size_t b, std::size_t i,
-                           std::size_t j) {
+                           std::size_t j, std::size_t first = 0) {
     float total = 0;
     for (std::size_t k = 0; k < shape.inner; ++k) {
       const std::size_t at_x =
           shape.x_is_transposed ? k * all_rows + i : (b * all_rows + i) * shape.inner + k;
-      const std::size_t at_w = shape.w_is_transposed ? j * shape.inner + k : k * all_columns + j;
+      const std::size_t at_w =
+          shape.w_is_transposed ? j * all_inner + first + k : (first + k) * all_columns + j;
       total += xs[x_rank][at_x] * ws[w_rank][at_w];
     }
     return total;
   };
   const auto site = SiteOf(MakeRingMatmul(shape), p);
-  const std::size_t y_rows = shape.rows * (gathers ? p : 1);
+  const std::size_t y_rows = shape.rows * (gathers_rows ? p : 1);
   const std::size_t block = shape.batch * shape.rows * (gathers ? shape.inner : shape.columns);
   std::vector<std::vector<float>> ys(
       p, std::vector<float>(shape.batch * y_rows * shape.columns, -1e6F));
@@ -406,7 +410,11 @@ void MultiplyInRing(Context& context, const RingShape& shape) {
       for (std::size_t i = 0; i < y_rows; ++i) {
         for (std::size_t j = 0; j < shape.columns; ++j) {
           float expected = 0;
-          if (gathers) {
+          if (gathers_inner) {
+            for (std::size_t other = 0; other < p; ++other) {
+              expected += product(other, rank, b, i, j, other * shape.inner);
+            }
+          } else if (gathers_rows) {
             expected = product(i / shape.rows, rank, b, i % shape.rows, j);
           } else {
             const bool rows = shape.kind == RingKind::kScatterRows;
@@ -430,8 +438,8 @@ void MultiplyInRing(Context& context, const RingShape& shape) {
 void MatrixProductsOfRings(Context& context) {
   for (const std::size_t p : {2U, 3U, 4U, 5U}) {
     OpenEngine();
-    for (const RingKind kind :
-         {RingKind::kGatherRows, RingKind::kScatterRows, RingKind::kScatterColumns}) {
+    for (const RingKind kind : {RingKind::kGatherRows, RingKind::kGatherInner,
+                                RingKind::kScatterRows, RingKind::kScatterColumns}) {
       for (const bool both_ways : {false, true}) {
         for (const auto& [batch, rows] :
              {std::pair{1U, 5U}, std::pair{1U, 1U}, std::pair{3U, 2U}}) {

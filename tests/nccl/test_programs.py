@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checks import assert_conforms, assert_same, mesh, needs_native
+from checks import assert_conforms, assert_same, auto_is_native, mesh
 from helpers import BY_NAME, DTYPES, EXAMPLES, OPS, Op, blocks, refused
 
 import jaxcoll
 from jaxcoll import _decisions, _nccl_types
 
-pytestmark = needs_native
+pytestmark = pytest.mark.skipif(not auto_is_native(), reason="about native calls")
 
 Log = Callable[[], str]
 # What NCCL does not have, and lax does.
@@ -22,6 +22,7 @@ _ON_LAX = ("all_reduce_and", "all_reduce_or")
 _REDUCES = [BY_NAME[f"all_reduce_{name}"] for name in ("sum", "mean", "max", "prod")]
 
 
+@pytest.mark.slow
 @pytest.mark.product(op=OPS, size=(2, 3, 4))
 def test_values_and_types(op: Op, size: int, gpus: Log):
     xs = blocks(op, size)
@@ -31,6 +32,7 @@ def test_values_and_types(op: Op, size: int, gpus: Log):
     assert bool(calls) == (op.name not in _ON_LAX)
 
 
+@pytest.mark.slow
 @pytest.mark.product(op=(*_REDUCES, BY_NAME["reduce_scatter_sum_0"]), dtype=DTYPES, size=(2, 3))
 def test_dtypes(op: Op, dtype: np.dtype, size: int, gpus: Log):
     del gpus

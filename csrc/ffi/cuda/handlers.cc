@@ -135,7 +135,7 @@ Instantiated RingMatmulOf(ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*
                           .result = reader.AsType(reader.Int("result")),
                           .allows_tf32 = reader.Int("allows_tf32") != 0,
                           .workspace_bytes = reader.Size("workspace_bytes")};
-    if (kind > static_cast<std::size_t>(RingKind::kScatterColumns)) {
+    if (kind > static_cast<std::size_t>(RingKind::kGatherInner)) {
       reader.Problem("kind: no ring has number " + std::to_string(kind));
     }
     if (reader.ok() && (shape.num_ranks < 2 || shape.batch == 0 || shape.rows == 0 ||
