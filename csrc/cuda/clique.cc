@@ -73,15 +73,14 @@ Status Clique::Join(int ordinal, Stream stream, std::int64_t timeout_ns) {
     }
     state_.store(failure_.ok() ? State::kReady : State::kFailed);
     changed_.notify_all();
-  } else if (timeout_ns < 0) {
-    changed_.wait(lock, is_settled);
-  } else if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), is_settled) &&
+  } else if (timeout_ns >= 0 &&
+             !changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), is_settled) &&
              state_.load() == State::kWaiting) {
     failure_ = DeadlineExceeded(MissingText() + " within " + SecondsText(timeout_ns));
     state_.store(State::kFailed);
     changed_.notify_all();
   } else {
-    changed_.wait(lock, is_settled);  // it is being connected, which has its own limits
+    changed_.wait(lock, is_settled);  // where it is being connected, that has limits of its own
   }
   return failure_;
 }

@@ -59,7 +59,7 @@ Status FailureCheck::Enqueue(const Libraries& libraries, const FailureFlag& flag
     return {};
   }
   std::uint32_t* word = flag.word();
-  void* parameter = &word;
+  auto* parameter = static_cast<void*>(&word);
   const int error =
       libraries.driver.launch_kernel(kernel_, 1, 1, 1, 1, 1, 1, 0, stream, &parameter, nullptr);
   return error == kCudaSuccess ? Status{} : OfDriver("cuLaunchKernel", error);

@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>  // dlopen, dlsym, dlerror
 
-#include <bit>  // std::bit_cast
-
 namespace jaxcoll::cuda {
 namespace {
 
@@ -23,7 +21,7 @@ class Library {
         problem_.clear();
         return;
       }
-      const char* const error = dlerror();
+      const char* const error = dlerror();  // NOLINT(concurrency-mt-unsafe): of this thread
       errors += (errors.empty() ? "" : "; ") + (error == nullptr ? path : std::string(error));
       problem_ = errors;
     }
@@ -38,7 +36,7 @@ class Library {
     if (symbol == nullptr) {
       problem_ = std::string(name) + " is missing";
     }
-    function = std::bit_cast<Function*>(symbol);
+    function = reinterpret_cast<Function*>(symbol);
   }
 
   [[nodiscard]] const std::string& problem() const { return problem_; }

@@ -55,7 +55,7 @@ Status Site::Prepare(Place& place, int ordinal) {
   if (const int error = libraries.runtime.set_device(ordinal); error != kCudaSuccess) {
     return libraries.OfRuntime("cudaSetDevice", error);
   }
-  const Status status = operation_->Prepare(libraries, place.clique->SeatOf(ordinal));
+  Status status = operation_->Prepare(libraries, place.clique->SeatOf(ordinal));
   if (const int error = libraries.runtime.set_device(before); error != kCudaSuccess) {
     return libraries.OfRuntime("cudaSetDevice", error);
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>    // std::array
-#include <atomic>   // std::atomic
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t, std::uint64_t
 #include <memory>   // std::unique_ptr

@@ -3,7 +3,6 @@
 #include <dlfcn.h>  // dlopen, dlsym
 
 #include <array>       // std::array
-#include <bit>         // std::bit_cast
 #include <chrono>      // std::chrono
 #include <cstddef>     // std::byte, std::size_t
 #include <cstdint>     // std::int32_t, std::int64_t
@@ -34,8 +33,9 @@ constexpr std::int64_t kFirstId = 40;  // global ids and CUDA's numbers differ
 constexpr int kMostRanks = 5;
 constexpr std::int64_t kLong = 20'000'000'000;
 
-const LibraryPaths kFake{
-    .runtime = {FAKE_CUDA}, .driver = {FAKE_CUDA}, .nccl = {FAKE_CUDA}, .blas = {FAKE_CUDA}};
+LibraryPaths FakePaths() {
+  return {.runtime = {FAKE_CUDA}, .driver = {FAKE_CUDA}, .nccl = {FAKE_CUDA}, .blas = {FAKE_CUDA}};
+}
 
 std::vector<std::int64_t> Devices(std::size_t count) {
   std::vector<std::int64_t> ids(count);
@@ -46,7 +46,7 @@ std::vector<std::int64_t> Devices(std::size_t count) {
 Engine& OpenEngine() {
   Engine& engine = Engine::Get();
   if (engine.libraries().nccl_version == 0) {
-    const Status status = engine.Open(kFake);
+    const Status status = engine.Open(FakePaths());
     if (!status.ok()) {
       std::printf("%s\n", status.message.c_str());
       std::abort();
@@ -64,7 +64,7 @@ Engine& OpenEngine() {
 
 template <typename Function>
 Function OfFake(const char* name) {
-  return std::bit_cast<Function>(dlsym(dlopen(FAKE_CUDA, RTLD_NOW), name));
+  return reinterpret_cast<Function>(dlsym(dlopen(FAKE_CUDA, RTLD_NOW), name));
 }
 
 std::string TakeLog() { return OfFake<const char* (*)()>("fake_cuda_take_log")(); }
@@ -146,15 +146,15 @@ std::vector<Ints> Values(std::size_t ranks, std::size_t count) {
 // ---- Finding libraries --------------------------------------------------------------------------
 
 void LibrariesSayWhatIsMissing(Context& context) {
-  const auto problem = [](LibraryPaths paths) { return Libraries().Open(paths).message; };
+  const auto problem = [](const LibraryPaths& paths) { return Libraries().Open(paths).message; };
   const auto expect = [&](const std::string& text, const std::string& part) {
     context.Expect(text.find(part) != std::string::npos, [&] { return text; });
   };
-  LibraryPaths paths = kFake;
+  LibraryPaths paths = FakePaths();
   context.Expect(problem(paths).empty(), [&] { return problem(paths); });
   paths.runtime = {"/nowhere/libcudart.so.13"};
   expect(problem(paths), "CUDA's runtime can't be used (/nowhere/libcudart.so.13");
-  paths = kFake;
+  paths = FakePaths();
   paths.nccl = {};
   expect(problem(paths), "NCCL can't be used (no path is known)");
   paths.nccl = {"libm.so.6"};
@@ -192,8 +192,8 @@ void ReductionsAreThoseOfNccl(Context& context) {
 void TreesAreReducedInPlaceInOneGroup(Context& context) {
   for (const std::size_t p : {2U, 3U, 5U}) {
     OpenEngine();
-    const auto sum = *ReductionOf(DType::kI32, ReduceOp::kSum, p);
-    const auto wide = *ReductionOf(DType::kC64, ReduceOp::kSum, p);
+    const Reduction sum{.type = NcclType::kI32, .op = NcclOp::kSum, .parts = 1};
+    const Reduction wide{.type = NcclType::kF32, .op = NcclOp::kSum, .parts = 2};
     const auto site = SiteOf(std::make_unique<AllReduce>(std::vector<AllReduce::Leaf>{
                                  {.reduction = sum, .count = 11, .bytes = 44},
                                  {.reduction = sum, .count = 0, .bytes = 0},
@@ -213,7 +213,7 @@ void TreesAreReducedInPlaceInOneGroup(Context& context) {
                }));
     const std::string log = TakeLog();
     context.Expect(Lines(log, "all_reduce") == 2 * p && Lines(log, "type 7 op 0 grouped") == p,
-                   [&] { return log; });
+                   log);
     for (std::size_t i = 0; i < 11; ++i) {
       std::int32_t total = 0;
       for (const Ints& of_rank : before) {
@@ -252,7 +252,7 @@ void CopiesGoWhereTheyBelong(Context& context) {
       }
     }
     results = poisoned(kBlock);
-    const auto sum = *ReductionOf(DType::kI32, ReduceOp::kSum, p);
+    const Reduction sum{.type = NcclType::kI32, .op = NcclOp::kSum, .parts = 1};
     Run(context, std::make_unique<ReduceScatter>(sum, kBlock, kBlock * 4, p), whole, results);
     for (std::size_t rank = 0; rank < p; ++rank) {
       for (std::size_t i = 0; i < kBlock; ++i) {
@@ -482,7 +482,7 @@ void CommunicatorsAreMadeOnceAndTogether(Context& context) {
   for (int rank = 0; rank < 4; ++rank) {
     const std::string line = "init rank " + std::to_string(rank) + " of 4 on device " +
                              std::to_string(rank) + " grouped";
-    context.Expect(Lines(log, line) == 1, [&] { return line + "\n" + log; });
+    context.Expect(Lines(log, line) == 1, line);
   }
   // The same devices in another order are another group.
   Site turned(engine, 8, {{kFirstId + 1, kFirstId}, {kFirstId + 3, kFirstId + 2}}, SmallGather(2));
