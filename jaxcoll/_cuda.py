@@ -4,6 +4,7 @@
 nowhere else. CUDA's runtime, NCCL and cuBLASLt are those of JAX's own packages.
 """
 
+import atexit
 import ctypes
 import functools as ft
 import hashlib
@@ -123,6 +124,7 @@ def _opened(
     library.jaxcoll_cuda_set_traps(os.environ.get("JAXCOLL_CUDA_TRAP", "1") != "0")
     library.jaxcoll_cuda_set_callbacks(_exchange_id, _site_text, _report)
     config._on_change("timeout_s", ft.partial(_set_timeout, library))
+    atexit.register(library.jaxcoll_cuda_stop)
     return library, None
 
 
@@ -142,6 +144,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "set_timeout": (None, [ctypes.c_int64]),
         "set_traps": (None, [ctypes.c_int]),
         "reset": (None, []),
+        "stop": (None, []),
         "num_calls": (ctypes.c_uint64, []),
         "target": (text, [size, addresses, addresses, addresses]),
         "type": (None, [addresses, addresses]),

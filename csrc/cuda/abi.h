@@ -32,6 +32,7 @@ inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr int kMemcpyDeviceToDevice = 3;
 inline constexpr unsigned kHostAllocPortable = 1;
+inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr unsigned kHostAllocMapped = 2;
 
 struct Runtime {
@@ -48,6 +49,7 @@ struct Runtime {
   int (*event_query)(Event event);
   int (*memcpy_async)(void* to, const void* from, std::size_t bytes, int kind, Stream stream);
   int (*memset_async)(void* to, int value, std::size_t bytes, Stream stream);
+  int (*thread_exchange_capture_mode)(int* mode);
   int (*host_alloc)(void** data, std::size_t bytes, unsigned flags);
 };
 

@@ -2,7 +2,7 @@
 
 #include <array>   // std::array
 #include <chrono>  // std::chrono
-#include <thread>  // std::this_thread, std::thread
+#include <thread>  // std::this_thread
 
 #include "core/clock.h"
 
@@ -46,9 +46,8 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
                                     .traps = traps_.load()};
     clique = std::make_shared<Clique>(surroundings, devices, devices_, generation_.load());
   }
-  if (!is_watching_) {
-    is_watching_ = true;
-    std::thread(&Engine::Watch, this).detach();
+  if (!watcher_.joinable() && !stops_.load()) {
+    watcher_ = std::thread(&Engine::Watch, this);
   }
   return clique;
 }
@@ -65,8 +64,23 @@ void Engine::Reset() {
   }
 }
 
+void Engine::Stop() {
+  stops_.store(true);
+  std::thread watcher;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    watcher.swap(watcher_);
+  }
+  if (watcher.joinable()) {
+    watcher.join();
+  }
+}
+
 void Engine::Watch() {
-  while (true) {
+  // Queries must not end what another thread captures.
+  int mode = kCaptureModeRelaxed;
+  libraries_.runtime.thread_exchange_capture_mode(&mode);
+  while (!stops_.load()) {
     std::this_thread::sleep_for(kLookEvery);
     std::vector<std::shared_ptr<Clique>> cliques;
     {

@@ -8,6 +8,7 @@
 #include <memory>   // std::shared_ptr
 #include <mutex>    // std::mutex
 #include <string>   // std::string
+#include <thread>   // std::thread
 #include <vector>   // std::vector
 
 #include "core/status.h"
@@ -55,6 +56,8 @@ class Engine {
   /// Ends all communicators and forgets them, so that the next programs make new ones. All
   /// processes of a job do so together.
   void Reset();
+  /// Ends the watch, before the process ends: CUDA must not be called while it goes.
+  void Stop();
   /// Counts these.
   [[nodiscard]] std::int64_t generation() const { return generation_.load(); }
 
@@ -80,7 +83,8 @@ class Engine {
   std::mutex mutex_;  // guards the following
   std::vector<Clique::LocalDevice> devices_;
   std::map<std::vector<std::int64_t>, std::shared_ptr<Clique>> cliques_;
-  bool is_watching_ = false;
+  std::thread watcher_;
+  std::atomic<bool> stops_{false};
 };
 
 }  // namespace jaxcoll::cuda

@@ -61,6 +61,7 @@ std::string FindRuntime(const std::vector<std::string>& paths, Runtime& runtime)
   library.Find("cudaEventQuery", runtime.event_query);
   library.Find("cudaMemcpyAsync", runtime.memcpy_async);
   library.Find("cudaMemsetAsync", runtime.memset_async);
+  library.Find("cudaThreadExchangeStreamCaptureMode", runtime.thread_exchange_capture_mode);
   library.Find("cudaHostAlloc", runtime.host_alloc);
   return library.problem();
 }

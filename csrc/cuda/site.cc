@@ -91,10 +91,15 @@ Status Site::Execute(int ordinal, Stream stream, std::span<const Operand> operan
     }
     to[i] = results[i].data;
   }
+  // XLA has its context on this thread already; that is nowhere promised.
+  const Libraries& libraries = engine_.libraries();
+  if (const int error = libraries.runtime.set_device(ordinal); error != kCudaSuccess) {
+    return libraries.OfRuntime("cudaSetDevice", error);
+  }
   engine_.CountCall();
   Clique& clique = *places_[static_cast<std::size_t>(ordinal)].clique;
   return clique.Run(ordinal, stream, id_, [&](const Seat& seat) {
-    return operation_->Enqueue(engine_.libraries(), seat, stream, {from.data(), operands.size()},
+    return operation_->Enqueue(libraries, seat, stream, {from.data(), operands.size()},
                                {to.data(), results.size()});
   });
 }

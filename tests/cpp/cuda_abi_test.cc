@@ -56,6 +56,9 @@ SAME(Driver::module_load_data, cuModuleLoadData);
 SAME(Driver::module_get_function, cuModuleGetFunction);
 SAME(Driver::launch_kernel, cuLaunchKernel);
 EQUAL(kCudaSuccess, CUDA_SUCCESS);
+static_assert(kCallable<decltype(Runtime::thread_exchange_capture_mode),
+                        cudaError_t (*)(cudaStreamCaptureMode*)>);
+EQUAL(kCaptureModeRelaxed, cudaStreamCaptureModeRelaxed);
 EQUAL(kHostAllocPortable, cudaHostAllocPortable);
 EQUAL(kHostAllocMapped, cudaHostAllocMapped);
 EQUAL(kCudaSuccess, cudaSuccess);

@@ -614,7 +614,7 @@ void WrongBuffersAreRefused(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
-  return RunTests(
+  const int status = RunTests(
       {
           {"LibrariesSayWhatIsMissing", LibrariesSayWhatIsMissing},
           {"ReductionsAreThoseOfNccl", ReductionsAreThoseOfNccl},
@@ -630,4 +630,6 @@ int main(int argc, char** argv) {
           {"WrongBuffersAreRefused", WrongBuffersAreRefused},
       },
       argc, argv);
+  jaxcoll::cuda::Engine::Get().Stop();
+  return status;
 }

@@ -498,6 +498,9 @@ EXPORT int cudaMemsetAsync(void* to, int value, std::size_t bytes, CUstream_st* 
   });
 }
 
+EXPORT int cudaThreadExchangeStreamCaptureMode(int* mode) {
+  return *mode == kCaptureModeRelaxed ? 0 : kInvalidArgument;
+}
 EXPORT int cudaHostAlloc(void** data, std::size_t bytes, unsigned /*flags*/) {
   *data = Keep(new std::array<std::byte, 64>());
   return bytes <= 64 ? 0 : kInvalidArgument;

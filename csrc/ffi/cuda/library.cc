@@ -96,6 +96,9 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_traps(int traps) { Engine::Get().SetTraps(t
 
 JAXCOLL_EXPORT void jaxcoll_cuda_reset() { Engine::Get().Reset(); }
 
+/// Before the process ends.
+JAXCOLL_EXPORT void jaxcoll_cuda_stop() { Engine::Get().Stop(); }
+
 JAXCOLL_EXPORT std::uint64_t jaxcoll_cuda_num_calls() { return Engine::Get().num_calls(); }
 
 /// The i-th target: its name, or null after the last, and its stages.

@@ -20,7 +20,7 @@ constexpr std::size_t kFewBuffers = 32;
 // The results after the first, the operands after the first: those are tokens.
 Status ExecuteChecked(ffi::RemainingArgs operands, ffi::RemainingRets results, Site& site,
                       Stream stream, std::int32_t ordinal) {
-  if (operands.size() == 0 || results.size() == 0) {  // NOLINT(*-size-empty): they have no empty()
+  if (operands.empty() || results.empty()) {
     return Internal("expected a token");
   }
   SmallArray<Operand, kFewBuffers> from(operands.size() - 1);
