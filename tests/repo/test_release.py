@@ -106,6 +106,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: pathlib.Path):
     assert "jaxcoll/_core.pyi" in names
     assert "jaxcoll/py.typed" in names
     assert "jaxcoll/libjaxcoll_mpi.so" in names
+    assert "jaxcoll/libjaxcoll_cuda.so" in names
 
 
 def test_wheel_runs_in_an_empty_environment(
