@@ -302,7 +302,9 @@ def exchange(
     group = hashlib.sha256(repr(list(devices)).encode()).hexdigest()[:16]
     key = f"jaxcoll/cuda/{generation}/{group}"
     client.key_value_set(f"{key}/{me}", own_id().hex() if me == root else "here")
-    limit_s = _DAY_S if config.timeout_s is None else config.timeout_s
+    # The others may still compile the program.
+    limits = (config.timeout_s, config.compile_timeout_s)
+    limit_s = max(_DAY_S if limit is None else limit for limit in limits)
     for process in sorted({process_of[device] for device in devices} - {me}):
         try:
             said = client.blocking_key_value_get(f"{key}/{process}", int(limit_s * 1000))

@@ -70,7 +70,8 @@ def test_all_processes_of_a_group_get_the_id_of_rank_0(exchange: Any):
 
 
 def test_a_process_that_does_not_come_is_named(exchange: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jaxcoll.config, "timeout_s", 0.2)
+    monkeypatch.setattr(jaxcoll.config, "timeout_s", 0.1)
+    monkeypatch.setattr(jaxcoll.config, "compile_timeout_s", 0.2)
     found = exchange([0, 2, 4], [0, 2])
     text = "process 1 has not begun a program with a collective over them within 0.2 s"
     assert all(text in said for said in found.values())
