@@ -195,10 +195,19 @@ void Clique::Fail(const Status& cause, bool is_orderly) {
   while (num_users_.load() > 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  // What these return changes nothing here.
+  int before = seats_.front()->ordinal;
+  libraries().runtime.get_device(&before);
   for (const auto& seat : seats_) {
     if (seat->comm != nullptr) {
-      libraries().nccl.comm_abort(seat->comm);  // what it returns changes nothing here
+      libraries().runtime.set_device(seat->ordinal);
+      libraries().nccl.comm_abort(seat->comm);
     }
+  }
+  // A thread of XLA's has a device of this group. Another one has none, and is to get no other one.
+  if (std::any_of(seats_.begin(), seats_.end(),
+                  [&](const auto& seat) { return seat->ordinal == before; })) {
+    libraries().runtime.set_device(before);
   }
 }
 
@@ -213,6 +222,8 @@ bool Clique::Look(std::int64_t now_ns, std::int64_t timeout_ns) {
       if (!is_ready()) {
         return false;
       }
+      // Else CUDA would make itself at home on device 0, which may be another process's.
+      libraries().runtime.set_device(seat->ordinal);
       int error = kNcclSuccess;
       if (const int result = libraries().nccl.comm_get_async_error(seat->comm, &error);
           result != kNcclSuccess) {

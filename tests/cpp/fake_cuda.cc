@@ -270,7 +270,7 @@ struct ncclComm {
   std::shared_ptr<Group> group;
   int rank = 0;
   std::uint64_t num_collectives = 0;
-  int async_error = 0;
+  std::atomic<int> async_error{0};
 };
 
 namespace {
