@@ -10,6 +10,7 @@ import functools as ft
 import hashlib
 import importlib.util
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ _FILES = {
 }
 _TEXT_BYTES = 4096
 _DAY_S = 86_400
+_PATIENCE_S = 2.0
 
 # As csrc/cuda/engine.h, Callbacks.
 _ID_BYTES = 128
@@ -243,6 +245,19 @@ def describe_site(site: int, text: str) -> None:
 def failures() -> list[str]:
     """Returns why groups have failed, in order."""
     return list(_failures)
+
+
+def failure_behind(num_known: int) -> str | None:
+    """Returns what failed beyond the first `num_known`, for an error of XLA's that may follow.
+
+    XLA can notice what was aborted a moment before we are told.
+    """
+    if not load.cache_info().currsize or load()[0] is None:
+        return None
+    until = time.monotonic() + _PATIENCE_S
+    while len(_failures) <= num_known and time.monotonic() < until:
+        time.sleep(0.01)
+    return next(iter(_failures[num_known:]), None)
 
 
 def _write(text: str, to: int, size: int) -> None:

@@ -132,7 +132,7 @@ def _as_collective_error() -> Iterator[None]:
     except Exception as error:  # a ValueError where JAX learns of it at once
         text = collective_text(error, in_context=False)
         # What failed on a GPU makes XLA fail without saying why.
-        text = text or next(iter(_cuda.failures()[num_known:]), None)
+        text = text or _cuda.failure_behind(num_known)
         if text is None:
             raise
         note_seen(text)

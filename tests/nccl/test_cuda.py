@@ -99,3 +99,25 @@ def test_info_says_why_it_is_off():
     if _cuda.is_likely():
         pytest.skip("there is a plugin for CUDA")
     assert "programs for GPUs run on jax.lax" in jaxcoll.info().off["GPU"]
+
+
+def test_an_error_of_xla_waits_for_its_cause(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_cuda, "_failures", ["an old one"])
+    monkeypatch.setattr(_cuda, "load", _Loaded())
+    late = threading.Timer(0.1, lambda: _cuda._failures.append("rank 1 did not come"))
+    late.start()
+    with pytest.raises(jaxcoll.CollectiveError, match="rank 1 did not come"), jaxcoll.watch():
+        raise jax.errors.JaxRuntimeError("CUDA_ERROR_LAUNCH_FAILED")
+    late.join()
+
+
+class _Loaded:
+    """As `_cuda.load` after it has found the engine."""
+
+    currsize = 1
+
+    def cache_info(self) -> "_Loaded":
+        return self
+
+    def __call__(self) -> tuple[object, None]:
+        return object(), None
