@@ -35,10 +35,10 @@ def checked_backend(call: str, argument: str, value: object) -> Backend:
 def _checked_timeout(call: str, argument: str, value: object) -> float | None:
     if value is None:
         return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= MOST_TIMEOUT_S:
-        raise ValueError(_no_timeout(call, argument, value))
-    return float(value)
+    is_bool = isinstance(value, bool)  # which is an int
+    if isinstance(value, int | float) and not is_bool and 0 < value <= MOST_TIMEOUT_S:
+        return float(value)
+    raise ValueError(_no_timeout(call, argument, value))
 
 
 def _no_timeout(call: str, argument: str, value: object) -> str:

@@ -82,7 +82,7 @@ def _register_gpu() -> str | None:
     try:
         _cuda.set_devices(library, jax.local_devices(backend="cuda"))
         type_id, type_info = _cuda.state_type(library)
-        registration = {
+        registration: Any = {
             "type_id": jax.ffi.pycapsule(type_id),
             "type_info": jax.ffi.pycapsule(type_info),
         }

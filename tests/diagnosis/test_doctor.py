@@ -203,7 +203,7 @@ def still_in(job: Job, rank: int, number: int, *, waited_ms: int) -> None:
     """Has a rank's dump end in a call that, as the others', ended."""
     row = list(job.rows[rank][number])
     del job.rows[rank][number + 1 :]
-    moment = CALL.names.index("arrived")
+    moment = (CALL.names or ()).index("arrived")
     row[moment:] = [10**9 - (5000 * rank + waited_ms) * MS, *row[moment + 1 : moment + 2], 0, 0, 0]
     job.rows[rank][number] = tuple(row)
 
@@ -220,7 +220,7 @@ def test_dumps_of_a_job_that_goes_on_are_not_of_one_moment(job, number, forgotte
 
 def test_the_same_of_the_devices_of_a_process(job, tmp_path):
     """Whose executions count down, for each meeting of its own."""
-    execution, device = CALL.names.index("execution"), 0
+    execution, device = (CALL.names or ()).index("execution"), 0
     dump = job.dumps[0]
     job.dumps[1:] = [None] * 3
     dump["num_processes"] = 1
