@@ -261,8 +261,10 @@ def _placement(ctx: Context, groups: Groups) -> dict[str, Sequence[int]]:
     needs = is_on_gpus or jax.process_count() > 1
     devices = _compat.mesh_devices(ctx) if needs else None
     members = [] if devices is None else [devices[m] for group in groups for m in group]
-    ids: dict[str, Sequence[int]] = {"devices": [device.id for device in members]}
-    return ids if is_on_gpus else {"processes": [d.process_index for d in members], **ids}
+    placement: dict[str, Sequence[int]] = {"devices": [device.id for device in members]}
+    if not is_on_gpus:
+        placement["processes"] = [device.process_index for device in members]
+    return placement
 
 
 def _faster_on_lax(ctx: Context, request: Request, groups: Groups) -> str | None:

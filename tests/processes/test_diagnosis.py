@@ -56,22 +56,22 @@ class Run:
 def debug(fault: str, processes: int, folder: Path) -> Run:
     """Runs the example with a fault."""
     launcher = ["-m", "jaxcoll", "run", "-n", str(processes)] if processes > 1 else []
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *launcher, EXAMPLE.relative_to(ROOT), "--fault", fault],
         env=job_environment() | {"JAXCOLL_DUMP_DIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-    )
-    guard = threading.Timer(START_S + LIMIT_S + GRACE_S + END_S, process.kill)
-    guard.start()
-    try:
-        assert process.stdout is not None
-        lines = [(time.monotonic(), line) for line in process.stdout]
-        return Run(lines, process.wait(), time.monotonic())
-    finally:
-        guard.cancel()
+    ) as process:
+        guard = threading.Timer(START_S + LIMIT_S + GRACE_S + END_S, process.kill)
+        guard.start()
+        try:
+            assert process.stdout is not None
+            lines = [(time.monotonic(), line) for line in process.stdout]
+            return Run(lines, process.wait(), time.monotonic())
+        finally:
+            guard.cancel()
 
 
 def place(name: str) -> str:
