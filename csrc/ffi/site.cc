@@ -2,7 +2,6 @@
 
 #include <cstddef>      // std::ptrdiff_t, std::size_t
 #include <string>       // std::string, std::to_string
-#include <string_view>  // std::string_view
 
 #include "ffi/handlers.h"
 #include "ffi/outcome.h"

@@ -1,10 +1,9 @@
 #include "host/stalemate.h"
 
-#include <time.h>  // nanosleep
-
 #include <algorithm>  // std::any_of, std::none_of
 #include <atomic>     // std::atomic_thread_fence
 #include <cstddef>    // std::size_t
+#include <ctime>      // nanosleep, timespec
 #include <map>        // std::map
 #include <utility>    // std::move
 #include <vector>     // std::vector
