@@ -1,7 +1,7 @@
 #include "ffi/site.h"
 
-#include <cstddef>      // std::ptrdiff_t, std::size_t
-#include <string>       // std::string, std::to_string
+#include <cstddef>  // std::ptrdiff_t, std::size_t
+#include <string>   // std::string, std::to_string
 
 #include "ffi/handlers.h"
 #include "ffi/outcome.h"
