@@ -64,11 +64,17 @@ class Target(NamedTuple):
 
 def is_likely() -> bool:
     """Tells whether programs for CUDA may come. Imports nothing."""
-    return _plugin() is not None and _library_path().exists()
+    return _plugin() is not None and library_path() is not None
 
 
-def _library_path() -> Path:
-    return Path(__file__).with_name("libjaxcoll_cuda.so")
+@ft.cache
+def library_path() -> str | None:
+    """Returns the library's path, or None where jaxcoll was installed without it."""
+    extension = importlib.util.find_spec("jaxcoll._core")  # beside which it was installed
+    if extension is None or extension.origin is None:
+        return None
+    found = Path(extension.origin).with_name("libjaxcoll_cuda.so")
+    return str(found) if found.exists() else None
 
 
 @ft.cache
@@ -103,13 +109,14 @@ def prepare_environment() -> None:
 @ft.cache
 def load() -> tuple[ctypes.CDLL | None, str | None]:
     """Returns the library with its own libraries opened, or None and the reason."""
-    if not _library_path().exists():
+    path = library_path()
+    if path is None:
         return None, "jaxcoll was built without its engine for GPUs (JAXCOLL_CUDA=OFF)"
     plugin = _plugin()
     if plugin is None:
         return None, "JAX has no plugin for CUDA (pip install 'jax[cuda13]')"
     try:
-        library = ctypes.CDLL(str(_library_path()))
+        library = ctypes.CDLL(path)
     except OSError as error:
         return None, f"the engine for GPUs can't be loaded ({error})"
     return _opened(library, library_paths(plugin))

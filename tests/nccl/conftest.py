@@ -1,7 +1,7 @@
 """Programs for GPUs on simulated CPU devices: everything is real but the chips.
 
-The engine for GPUs is compiled together with handlers that XLA's CPU devices can call, and opens a
-CUDA runtime, NCCL and cuBLASLt that work on ordinary memory (tests/cpp/fake_cuda.cc).
+The engine for GPUs, as it is installed, opens a CUDA runtime, NCCL and cuBLASLt that work on
+ordinary memory (tests/cpp/fake_cuda.cc), and XLA's CPU devices call its handlers (on_cpu.cc).
 """
 
 import ctypes
@@ -22,49 +22,39 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Returns the engine, its handlers registered for CPU devices."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
+    path, compiler = _cuda.library_path(), shutil.which("c++")
+    if path is None or compiler is None:
+        pytest.skip(
+            "jaxcoll was installed without its engine for GPUs, or there is no C++ compiler"
+        )
     folder = tmp_path_factory.mktemp("nccl")
-    common = [compiler, "-std=c++20", "-O0", "-fPIC", "-shared", "-fvisibility=hidden"]
+    common = [compiler, "-std=c++20", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"]
     common += ["-I", str(ROOT / "csrc"), "-isystem", jax.ffi.include_dir()]
-    sources = {
-        "fake": [ROOT / "tests/cpp/fake_cuda.cc"],
-        "engine": [
-            *(ROOT / "csrc/cuda").glob("*.cc"),
-            *(ROOT / "csrc/ffi/cuda").glob("*.cc"),
-            ROOT / "csrc/ffi/attributes.cc",
-            ROOT / "tests/nccl/on_cpu.cc",
-        ],
-    }
-    builds = [
-        subprocess.Popen([*common, *map(str, files), "-o", f"{folder}/{name}.so", "-ldl"])
-        for name, files in sources.items()
-    ]
-    assert [build.wait(timeout=240) for build in builds] == [0, 0]
-    fake = f"{folder}/fake.so"
+    for source in ("tests/cpp/fake_cuda.cc", "tests/nccl/on_cpu.cc"):
+        built = folder / pathlib.Path(source).with_suffix(".so").name
+        subprocess.run([*common, str(ROOT / source), "-o", str(built)], check=True, timeout=240)
+    fake = str(folder / "fake_cuda.so")
     library, reason = _cuda._opened(
-        ctypes.CDLL(f"{folder}/engine.so"),
-        {name: [fake] for name in ("runtime", "driver", "nccl", "blas")},
+        ctypes.CDLL(path), {name: [fake] for name in ("runtime", "driver", "nccl", "blas")}
     )
     assert library is not None, reason
     library.fake = ctypes.CDLL(fake)
     library.fake.fake_cuda_take_log.restype = ctypes.c_char_p
-    _register(library)
+    _register(library, ctypes.CDLL(str(folder / "on_cpu.so")))
     return library
 
 
-def _register(library: ctypes.CDLL) -> None:
-    on_cpu = library.jaxcoll_cuda_on_cpu
-    on_cpu.restype = ctypes.c_void_p
+def _register(library: ctypes.CDLL, adapter: ctypes.CDLL) -> None:
+    execute = ctypes.cast(adapter.on_cpu, ctypes.c_void_p).value
     type_id, type_info = map(jax.ffi.pycapsule, _cuda.state_type(library))
     registration = {"type_id": type_id, "type_info": type_info}
     jax.devices()  # a stateful handler that comes before the client keeps it from starting
     jax.ffi.register_ffi_type("jaxcoll_cuda_site", registration, platform="cpu")
     for target in _cuda.targets(library):
+        adapter.on_cpu_connect(ctypes.c_void_p(target.initialize), ctypes.c_void_p(target.execute))
         stages = {
             "instantiate": jax.ffi.pycapsule(target.instantiate),
-            "execute": jax.ffi.pycapsule(on_cpu()),
+            "execute": jax.ffi.pycapsule(execute),
         }
         jax.ffi.register_ffi_target(target.name, stages, platform="cpu")
     devices = jax.devices()
