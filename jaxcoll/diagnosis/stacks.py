@@ -23,7 +23,10 @@ _COMPILES = (
 _CALLS_BACK = ("buffer_callback.py", "callback.py", "python_callback.py")
 _AWAITS = ("api.py", "array.py")
 _AWAITING = ".block_until_ready("
-_NOT_THE_USERS = (os.path.join(_OWN, "_launched.py"), "<frozen runpy>")
+_NOT_THE_USERS = (
+    *(os.path.join(_OWN, name) for name in ("_launched.py", "_watch.py")),
+    "<frozen runpy>",
+)
 _MOST_FRAMES = 16
 
 
@@ -119,7 +122,7 @@ def _text_of(frames: list[_Frame]) -> str:
     lines = [
         str(frame)
         for i, frame in enumerate(frames)
-        if i < 2 or not frame.file.startswith((_JAX, *_NOT_THE_USERS))
+        if not frame.file.startswith(_NOT_THE_USERS) and (i < 2 or not frame.file.startswith(_JAX))
     ]
     if len(lines) > _MOST_FRAMES:
         lines = [*lines[:_MOST_FRAMES], f"... {len(lines) - _MOST_FRAMES} more"]

@@ -148,6 +148,10 @@ void TheLastCallOfADevice(Context& context) {
                  LastCallText(box, 1600, now_ns));
   entry.Set(Moment::kResumed, now_ns - kSecond);
   context.Expect(LastCallText(box, 1600, now_ns) ==
+                     "last call, failed 1.0 s ago: the call in question (call 1 of device 1600)",
+                 LastCallText(box, 1600, now_ns));
+  entry.Set(Moment::kMoved, now_ns - kSecond);
+  context.Expect(LastCallText(box, 1600, now_ns) ==
                      "last call, ended 1.0 s ago: the call in question (call 1 of device 1600)",
                  LastCallText(box, 1600, now_ns));
 }
