@@ -35,6 +35,8 @@ _FILES = {
         "blas": ("nvidia.cublas", "libcublasLt.so.12"),
     },
 }
+# Until it is measured on a GPU, "auto" leaves these to jax.lax.
+IS_MEASURED = False
 _TEXT_BYTES = 4096
 _DAY_S = 86_400
 _PATIENCE_S = 2.0
@@ -64,7 +66,12 @@ class Target(NamedTuple):
 
 def is_likely() -> bool:
     """Tells whether programs for CUDA may come. Imports nothing."""
-    return _plugin() is not None and library_path() is not None
+    chosen = (jax.config.jax_platforms or "cuda").split(",")
+    return (
+        not {"cuda", "gpu"}.isdisjoint(chosen)
+        and _plugin() is not None
+        and library_path() is not None
+    )
 
 
 @ft.cache
@@ -111,7 +118,7 @@ def load() -> tuple[ctypes.CDLL | None, str | None]:
     """Returns the library with its own libraries opened, or None and the reason."""
     path = library_path()
     if path is None:
-        return None, "jaxcoll was built without its engine for GPUs (JAXCOLL_CUDA=OFF)"
+        return None, "jaxcoll was installed without its engine for GPUs"
     plugin = _plugin()
     if plugin is None:
         return None, "JAX has no plugin for CUDA (pip install 'jax[cuda13]')"
@@ -189,8 +196,8 @@ def fingerprint() -> str:
     """Returns what two processes must share to decide alike."""
     if not is_likely():
         return "none"
-    library, reason = load()
-    return reason or "" if library is None else str(versions(library))
+    library, _ = load()
+    return "off" if library is None else f"NCCL {versions(library)['NCCL']}"
 
 
 def matmul_problem(library: ctypes.CDLL) -> str | None:
@@ -297,7 +304,7 @@ def _exchange_id(
             lambda: ctypes.string_at(unique_id, _ID_BYTES),
             lambda found: ctypes.memmove(unique_id, found, _ID_BYTES),
         )
-    except Exception as error:  # none may leave a function that C calls
+    except BaseException as error:  # none may leave a function that C calls
         problem = f"{type(error).__name__}: {error}"
     _write(problem or "", text, size)
     return 1 if problem else 0
@@ -316,7 +323,7 @@ def exchange(
     client = _compat.distributed_client()
     if client is None:
         return "the group is in several processes, and this one is alone"
-    process_of = {device.id: device.process_index for device in jax.devices()}
+    process_of = {device.id: device.process_index for device in jax.devices("cuda")}
     if missing := [device for device in devices if device not in process_of]:
         return f"JAX has no devices {missing}"
     me, _ = _compat.process_id_and_count()

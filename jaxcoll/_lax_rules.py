@@ -215,7 +215,8 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
                 return [_empty(ctx, x)]
             if op == "all_gather" and _door.is_open() and _is_small_float(aval.dtype):
                 return _as_bits(ctx, x, lax_rule, params)
-            if op == "reduce_scatter" and jax.process_count() > 1 and not _door.is_open():
+            is_on_gloo = jax.process_count() > 1 and native_platform(ctx) != "cuda"
+            if op == "reduce_scatter" and is_on_gloo and not _door.is_open():
                 return _summed_and_sliced(ctx, x, params)
             reduces = op == "reduce_scatter" or (op == "all_reduce" and _door.is_open())
             if reduces and ctx.avals_in[0].dtype.name in HALF_PRECISION:

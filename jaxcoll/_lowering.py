@@ -23,7 +23,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from jaxcoll import _compat, _crossovers, _decisions, _engine, _native, _processes
+from jaxcoll import _compat, _crossovers, _cuda, _decisions, _engine, _native, _processes
 from jaxcoll._config import logger, watch_forks
 from jaxcoll._decisions import Path
 from jaxcoll._errors import NativeUnavailableError
@@ -198,6 +198,8 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
     if native_platform(ctx) == "cuda":
         knows_devices = _compat.mesh_devices(ctx) is not None
         problem = None if knows_devices else "its mesh has no devices (AbstractMesh)"
+        if backend == "auto" and not _cuda.IS_MEASURED:
+            problem = 'its engine is not measured on GPUs yet; backend="native" asks for it'
         problem = problem or _native.gpu_problem() or _engine.problem_of_agreement()
         return problem and f"the program is for cuda, and {problem}"
     return _native.unavailable_reason() or _engine.problem()

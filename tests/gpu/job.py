@@ -64,11 +64,7 @@ def conform(mesh: Any) -> None:
     num_right = num_on_lax = 0
     jax.config.update("jax_enable_x64", True)
     for op in OPS:
-        dtypes = (
-            DTYPES
-            if op.name in ("all_reduce_sum", "all_reduce_mean", "reduce_scatter_sum_0")
-            else (None,)
-        )
+        dtypes = DTYPES if op.name in _EACH_DTYPE else (None,)
         for dtype in dtypes:
             if dtype is not None and refused(op, dtype):
                 continue

@@ -15,7 +15,7 @@ import pytest
 JOB = pathlib.Path(__file__).with_name("job.py")
 LIMIT_S = 400
 # The first whose communicators may have several ranks on one GPU.
-SHARING_NCCL = (2, 32)
+SHARING_NCCL = (2, 30)
 
 
 @ft.cache
@@ -65,7 +65,9 @@ def sharing(what: str, count: int) -> list[str]:
     processes = [
         subprocess.Popen(
             [sys.executable, str(JOB), what, address, str(count), str(i)],
-            env=environment(NCCL_MULTI_RANK_GPU_ENABLE="1", CUDA_VISIBLE_DEVICES="0"),
+            env=environment(
+                NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_MAX_CTAS="4", CUDA_VISIBLE_DEVICES="0"
+            ),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for i in range(count)
@@ -98,6 +100,4 @@ def test_one_that_does_not_call_makes_the_others_raise():
     *others, last = sharing("late", 2)
     assert "was late" in last
     for text in others:
-        assert re.search(r"^raised after [5-9] s: .*all_reduce sum? ?over .*waited", text, re.M), (
-            text
-        )
+        assert re.search(r"^raised after [5-9] s: .*all_reduce over .*waited", text, re.M), text

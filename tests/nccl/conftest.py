@@ -71,6 +71,7 @@ def gpus(engine: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
     for module in (_lowering, _lax_rules, _matmul, broadcast):
         monkeypatch.setattr(module, "native_platform", lambda ctx: "cuda")
+    monkeypatch.setattr(_cuda, "IS_MEASURED", True)
     monkeypatch.setattr(_native, "gpu_problem", lambda: None)
     monkeypatch.setattr(_native, "gpu_matmul_problem", lambda: None)
     jax.clear_caches()

@@ -42,7 +42,7 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Any:
     store, here = Store(), threading.local()
     monkeypatch.setattr(_compat, "distributed_client", lambda: store)
     monkeypatch.setattr(_compat, "process_id_and_count", lambda: (here.process, 3))
-    monkeypatch.setattr(jax, "devices", lambda: [Device(i) for i in range(6)])
+    monkeypatch.setattr(jax, "devices", lambda platform: [Device(i) for i in range(6)])
 
     def run(group: list[int], processes: list[int], generation: int = 0) -> dict[int, Any]:
         found: dict[int, Any] = {}

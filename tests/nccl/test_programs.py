@@ -12,7 +12,7 @@ from checks import assert_conforms, assert_same, auto_is_native, mesh
 from helpers import BY_NAME, DTYPES, EXAMPLES, OPS, Op, blocks, refused
 
 import jaxcoll
-from jaxcoll import _decisions, _nccl_types
+from jaxcoll import _cuda, _decisions, _nccl_types
 
 pytestmark = pytest.mark.skipif(not auto_is_native(), reason="about native calls")
 
@@ -65,6 +65,24 @@ def test_half_precision_is_rounded_once(gpus: Log):
     )
     assert jax.jit(f)(xs)[0] == np.float16(2051)
     assert "type 7 " in gpus()
+
+
+def test_auto_is_lax_until_it_is_measured(gpus: Log, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_cuda, "IS_MEASURED", False)
+    del gpus
+
+    def row(backend: Any) -> Any:
+        f = jax.shard_map(
+            lambda x: jaxcoll.all_reduce(x, "x", backend=backend),
+            mesh=mesh(2),
+            in_specs=jax.P("x"),
+            out_specs=jax.P(),
+        )
+        (row,) = jaxcoll.explain(f, np.ones((2, 3), np.float32)).rows
+        return row
+
+    assert row("native").path == "native"
+    assert (row("auto").path, "not measured" in row("auto").reason) == ("lax", True)
 
 
 def test_a_tree_is_one_group(gpus: Log):
