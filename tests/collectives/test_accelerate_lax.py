@@ -46,6 +46,7 @@ def test_values(op: Op, program: str, check_vma: bool):
 SMOOTH = [op for op in EXAMPLES if op.differentiable]
 
 
+@pytest.mark.slow
 @pytest.mark.product(op=SMOOTH, program=list(DERIVATIVES), check_vma=(True, False))
 def test_derivatives(op: Op, program: str, check_vma: bool):
     twin = op.over("x", smooth=True)["twin"]

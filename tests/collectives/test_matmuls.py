@@ -44,6 +44,7 @@ def test_transformations_are_those_of_two_steps(kind: str, program: str, batch: 
     assert_conforms(row(kind, batch), TRANSFORMATIONS[program], mesh(size))
 
 
+@pytest.mark.slow
 @pytest.mark.product(
     kind=KINDS, program=list(DERIVATIVES), batch=BATCHES, check_vma=(True, False), size=(1, 2, 3, 4)
 )

@@ -112,8 +112,12 @@ def stages(schedule: Any, ranks: int) -> Layout:
     [
         (PLAIN, (PLAIN_ON_8, TENSOR)),
         (PLAIN, (zero(3, 8), zero(1, 3), PLAIN_ON_1)),
-        (PLAIN, (PLAIN_ON_1, zero(3, 8), TENSOR, zero(2, 8))),
-        (DEEP, (stages("interleaved", 2), DEEP_ON_1, stages("1f1b", 3), stages("interleaved", 2))),
+        pytest.param(PLAIN, (PLAIN_ON_1, zero(3, 8), TENSOR, zero(2, 8)), marks=pytest.mark.full),
+        pytest.param(
+            DEEP,
+            (stages("interleaved", 2), DEEP_ON_1, stages("1f1b", 3), stages("interleaved", 2)),
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["data to tensor", "padded to plain", "plain to padded", "stages to stages"],
 )

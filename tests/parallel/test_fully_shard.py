@@ -518,7 +518,7 @@ def is_kernel(params: Any) -> Any:
         optax.MultiSteps(optax.chain(optax.clip(1.0), optax.adam(0.1)), every_k_schedule=2),
     ],
 )
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_optimizers_that_work_element_by_element(optimizer: Any, stage: Any):
     """What they keep of a parameter lies as it does, however deep in their state."""
     data, mesh = batch(), mesh_of(data=4)

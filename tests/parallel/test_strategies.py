@@ -93,6 +93,7 @@ def step_alone(library: str, optimizer: str) -> Any:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.product(
     strategy=tuple(STRATEGIES),
     layout=tuple(LAYOUTS),

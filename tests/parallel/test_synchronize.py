@@ -202,7 +202,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("compression", [None, "int8"])
+@pytest.mark.parametrize("compression", [pytest.param(None, marks=pytest.mark.full), "int8"])
 def test_under_other_transformations(name: str, compression: Any):
     data, mesh = batch(), mesh_of(data=4)
     optimizer = OPTIMIZERS[name](compression=compression, mesh=mesh, hosts=2)

@@ -103,7 +103,7 @@ def soon(what: Callable[[], bool], seconds: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[full] * (seed not in (2, 4))) for seed in range(12)]
+    "seed", [pytest.param(seed, marks=[full] * (seed != 2)) for seed in range(12)]
 )
 def test_one_rank_is_killed_at_any_moment(seed: int, tmp_path: Path):
     """While it imports, attaches, compiles, or runs our collectives, or XLA's."""

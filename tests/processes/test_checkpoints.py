@@ -14,6 +14,7 @@ from jaxcoll.models import SimpleClassifier
 
 
 @pytest.mark.skipif(native_missing() is not None, reason="the engine across processes is native")
+@pytest.mark.full
 def test_from_two_processes_to_one(tmp_path: pathlib.Path):
     for said in run_job("checkpoints.py", tmp_path, processes=2, devices=2).values():
         assert f"saved after {3 * STEPS} steps" in said, said

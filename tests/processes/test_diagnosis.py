@@ -80,7 +80,10 @@ def place(name: str) -> str:
 
 # Fault, processes, the doctor's finding, what it says, what the error says.
 FAULTS = [
-    ("stops", 4, doctor.BEHIND, r"rank 2 \(process 2.*behind[^%]*It is stopped", "average"),
+    pytest.param(
+        *("stops", 4, doctor.BEHIND, r"rank 2 \(process 2.*behind[^%]*It is stopped", "average"),
+        marks=full,
+    ),
     pytest.param(*("dies", 4, doctor.GONE, r"process 2 is gone", "average"), marks=full),
     pytest.param(
         *("skips", 4, doctor.MISMATCH, r"rank 2:\n.*evaluate\), execution 11", "average"),

@@ -31,8 +31,7 @@ def assert_all(lines: dict[int, list[str]], text: str) -> None:
 @pytest.mark.parametrize(
     ("processes", "devices"),
     [
-        (2, 2),
-        *(pytest.param(*layout, marks=full) for layout in ((3, 1), (1, 4))),
+        *(pytest.param(*layout, marks=full) for layout in ((2, 2), (3, 1), (1, 4))),
         *(pytest.param(*layout, marks=long) for layout in ((4, 1), (2, 4))),
     ],
 )

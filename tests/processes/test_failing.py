@@ -64,6 +64,7 @@ def test_another_order_of_calls_over_different_groups(tmp_path):
         assert "works again" in said
 
 
+@full
 @pytest.mark.parametrize(("processes", "devices"), LAYOUTS)
 def test_a_late_process_is_named_at_the_limit(processes, devices, tmp_path):
     lines = fail("late", tmp_path, processes=processes, devices=devices)
