@@ -508,8 +508,8 @@ MUTANTS = [
     Mutant(
         "more layers ahead of their time than were asked for",
         "parallel/piecewise.py",
-        "markers[max(0, len(markers) - 1 - self._prefetch)]",
-        "markers[max(0, len(markers) - 3 - self._prefetch)]",
+        "not schedule.reshard_after_forward, bool(schedule.prefetch)",
+        "not schedule.reshard_after_forward, True",
         "parallel/test_layer_by_layer.py::test_memory_for_two_layers_whatever_the_depth",
     ),
     Mutant(
