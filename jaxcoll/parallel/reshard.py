@@ -37,7 +37,8 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
     Cost: what differs travels, one leaf after the other: device to device, and to other devices
         over the host. Memory on a device: its parts in the old and in the new layout, and at most
         twice the whole of the largest leaf, also where the zeros that `jaxcoll.fully_shard` stores
-        change, or how `jaxcoll.pipelined` stores layers.
+        change, or how `jaxcoll.pipelined` stores layers. But for a move from parts that end in
+        zeros to fewer devices, seen to take twice that beside its parts.
     """
     call = "reshard"
     if isinstance(state, TrainState) and isinstance(new_specs, TrainState):
