@@ -47,7 +47,8 @@ class Outcome:
 
     Attributes:
         code: for the shell: that of the rank that failed first; 128 + the signal for a signal.
-        text: which rank failed first and how, or what ended the job; None if nothing did.
+        text: which rank failed first and how, and which did not end by themselves after that; or
+            what ended the job; None if nothing did.
         may_restart: a rank failed, and not at the start.
     """
 
@@ -139,6 +140,7 @@ class Job:
         self._open: list[int] = []
         self._plan: list[tuple[float, signal.Signals]] = []  # what to send when
         self._failed: tuple[int, str] | None = None  # exit code and text
+        self._left: set[int] = set()  # ranks that another one's failure did not end in time
         self._ended: tuple[int, str] | None = None
 
     def run(self, signals: Signals) -> Outcome:
@@ -166,6 +168,9 @@ class Job:
             self._kill_groups()
             self._close()
         code, text = self._ended or self._failed or (0, None)
+        if self._left:
+            left = ", ".join(map(str, sorted(self._left)))
+            text = f"{text}; still there {self._own_s:g} s later: rank {left}"
         return Outcome(code, text, not (self._ended or self._not_up) and text is not None)
 
     def _start(self, rank: Rank) -> None:
@@ -253,6 +258,8 @@ class Job:
     def _follow_plan(self) -> None:
         while self._plan and self._plan[0][0] <= time.monotonic():
             _, number = self._plan.pop(0)
+            if self._failed:
+                self._left |= self._running
             for rank in self._running:
                 # A terminal sends Ctrl-C to the whole group; to end in order, a rank must
                 # still have the processes that it started.

@@ -25,6 +25,8 @@ constexpr std::size_t kPage = 4096;
 constexpr std::int64_t kLookNs = 5'000'000;
 // Whoever looks after a process does so more often.
 constexpr std::int64_t kDeafNs = 3'000'000'000;
+// XLA and MLIR can keep the interpreter for a while when they compile.
+constexpr std::int64_t kSilentNs = 60'000'000'000;
 
 // Alike calls of functions of one name share a site id, which must not depend on source lines.
 constexpr std::size_t kMaxTexts = 4;
@@ -233,7 +235,9 @@ bool BlackBox::IsExcused(std::int64_t now_ns, std::int64_t compile_timeout_ns) c
   }
   const auto phase = static_cast<Phase>(header_->phase.load(std::memory_order_acquire));
   const std::int64_t since_ns = header_->phase_since_ns.load(std::memory_order_relaxed);
-  return phase == Phase::kCompiling &&
+  // Nobody can say any more whether it still compiles: it is stopped, or keeps the interpreter.
+  const bool is_silent = now_ns - header_->beat_ns.load(std::memory_order_acquire) > kSilentNs;
+  return phase == Phase::kCompiling && !is_silent &&
          (compile_timeout_ns < 0 || now_ns - since_ns < compile_timeout_ns);
 }
 

@@ -132,7 +132,7 @@ class BlackBox {
   /// Has the process dump when it gets the signal, unless something else is to happen then.
   void DumpOnSignal(int number) const;
 
-  /// Whether waits for this process have no limit now: it was seen to compile, or has said that it
+  /// Whether waits for this process have no limit now: it is seen to compile, or has said that it
   /// pauses.
   [[nodiscard]] bool IsExcused(std::int64_t now_ns, std::int64_t compile_timeout_ns) const;
 

@@ -98,21 +98,18 @@ std::set<std::int64_t> StuckDevices(const std::vector<CallSite::UnderWay>& calls
 
 std::string Text(const std::vector<CallSite::UnderWay>& calls,
                  const std::set<std::int64_t>& stuck) {
-  std::map<std::int64_t, std::string> by_device;  // its calls
+  std::map<std::int64_t, std::string> doings;  // by device
   std::set<std::int64_t> runs;
   for (const CallSite::UnderWay& each : calls) {
     for (const CallSite::Place& place : each.arrived) {
       if (stuck.count(place.device) > 0) {
-        std::string& text = by_device[place.device];
-        text += (text.empty() ? " waits in " : ", and in ") + each.site->Text();
+        std::string& doing = doings[place.device];
+        doing += (doing.empty() ? "waits in " : ", and in ") + each.site->Text();
         runs.insert(each.call.key.run);
       }
     }
   }
-  std::string text;
-  for (const auto& [device, waits_in] : by_device) {
-    text += (text.empty() ? "device " : "; device ") + std::to_string(device) + waits_in;
-  }
+  std::string text = DoingsText("device", {doings.begin(), doings.end()});
   for (const std::int64_t run : runs) {  // which tells this failure from another one like it
     text += "; run " + std::to_string(run);
   }

@@ -24,6 +24,8 @@ struct Folder {
 
 // Calls of a device that may be under way at once are few; who waits for this text is in a hurry.
 constexpr std::size_t kLatest = 64;
+// What is written with one decimal of a second.
+constexpr std::int64_t kTellableNs = 50'000'000;
 
 std::int64_t At(const CallRecord& record, Moment moment) {
   return record.moments_ns[static_cast<std::size_t>(moment)];
@@ -63,16 +65,17 @@ std::string LastCallText(const BlackBox& box, std::optional<std::int64_t> device
     return (texts.empty() ? SiteText(record.site) : texts.front()) + " (call " +
            std::to_string(record.sequence) + " of device " + std::to_string(record.device) + ")";
   };
+  std::string text;
   if (open != nullptr) {
-    return "waits, since " + SecondsText(now_ns - At(*open, Moment::kArrived)) + ", in " +
-           name(*open);
+    text =
+        "waits, since " + SecondsText(now_ns - At(*open, Moment::kArrived)) + ", in " + name(*open);
   }
   if (ended != nullptr) {
     const char* const how = At(*ended, Moment::kMoved) == 0 ? "failed " : "ended ";
-    return std::string("last call, ") + how + SecondsText(now_ns - At(*ended, Moment::kResumed)) +
-           " ago: " + name(*ended);
+    text += (text.empty() ? "" : "; ") + ("last call, " + std::string(how)) +
+            SecondsText(now_ns - At(*ended, Moment::kResumed)) + " ago: " + name(*ended);
   }
-  return "no call yet";
+  return text.empty() ? "no call yet" : text;
 }
 
 std::string PythonText(const BlackBox& box, std::int64_t now_ns) {
@@ -82,9 +85,11 @@ std::string PythonText(const BlackBox& box, std::int64_t now_ns) {
     return "";
   }
   const std::int64_t since_ns = box.header().phase_since_ns.load(std::memory_order_relaxed);
-  return "\n  " + std::string(Name(phase)) + " for " + SecondsText(told.at_ns - since_ns) +
-         "; Python stack, " + SecondsText(now_ns - told.at_ns) +
-         " ago:" + Indented(told.stack, "    ");
+  // Who stops has often just begun to do what it was last seen to do.
+  const std::int64_t for_ns = told.at_ns - since_ns;
+  return "\n  " + std::string(Name(phase)) +
+         (for_ns < kTellableNs ? "" : " for " + SecondsText(for_ns)) + "; Python stack, " +
+         SecondsText(now_ns - told.at_ns) + " ago:" + Indented(told.stack, "    ");
 }
 
 std::string ProcessText(const Session& session, std::size_t seat) {

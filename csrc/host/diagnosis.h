@@ -12,7 +12,8 @@
 
 namespace jaxcoll {
 
-/// The call that `device` (without one, any) waits in, or has ended last: what, and when. One line.
+/// The call that `device` (without one, any) waits in, and the one that it has ended last: what,
+/// and when. One line.
 std::string LastCallText(const BlackBox& box, std::optional<std::int64_t> device,
                          std::int64_t now_ns);
 

@@ -1,12 +1,14 @@
 #include "host/stalemate.h"
 
-#include <algorithm>  // std::any_of, std::none_of
-#include <atomic>     // std::atomic_thread_fence
-#include <cstddef>    // std::size_t
-#include <ctime>      // nanosleep, timespec
-#include <map>        // std::map
-#include <utility>    // std::move
-#include <vector>     // std::vector
+#include <algorithm>    // std::any_of, std::none_of
+#include <atomic>       // std::atomic_thread_fence
+#include <cstddef>      // std::size_t
+#include <ctime>        // nanosleep, timespec
+#include <map>          // std::map
+#include <string>       // std::string, std::to_string
+#include <string_view>  // std::string_view
+#include <utility>      // std::move, std::pair
+#include <vector>       // std::vector
 
 #include "core/clock.h"
 #include "host/black_box.h"
@@ -90,6 +92,26 @@ std::set<std::int64_t> FindStuck(const std::vector<Wait>& waits) {
   return stuck;
 }
 
+std::string DoingsText(std::string_view what,
+                       const std::vector<std::pair<std::int64_t, std::string>>& doings) {
+  std::string text;
+  std::set<std::string_view> told;
+  for (auto first = doings.begin(); first != doings.end(); ++first) {
+    if (!told.insert(first->second).second) {
+      continue;
+    }
+    std::string others;
+    for (auto other = first + 1; other != doings.end(); ++other) {
+      if (other->second == first->second) {
+        others += (others.empty() ? " (and " : ", ") + std::to_string(other->first);
+      }
+    }
+    text += (text.empty() ? "" : "; ") + std::string(what) + " " + std::to_string(first->first) +
+            others + (others.empty() ? " " : ") ") + first->second;
+  }
+  return text;
+}
+
 Stalemate FindStalemate(const Session& session, std::optional<std::uint64_t> group,
                         std::int64_t now_ns, std::int64_t patience_ns) {
   const Segment& segment = session.segment();
@@ -117,23 +139,19 @@ Stalemate FindStalemate(const Session& session, std::optional<std::uint64_t> gro
   if (stuck.count(static_cast<std::int64_t>(session.seat())) == 0) {
     return {};
   }
-  std::string text;
-  for (std::size_t seat = 0; seat < by_seat.size(); ++seat) {
-    if (stuck.count(static_cast<std::int64_t>(seat)) == 0) {
-      continue;
-    }
-    text += (text.empty() ? "process " : "; process ") + std::to_string(session.processes()[seat]);
-    bool is_first = true;
-    for (const OpenCall& call : by_seat[seat]) {
+  std::vector<std::pair<std::int64_t, std::string>> doings;
+  for (const std::int64_t seat : stuck) {
+    std::string& doing =
+        doings.emplace_back(session.processes()[static_cast<std::size_t>(seat)], "").second;
+    for (const OpenCall& call : by_seat[static_cast<std::size_t>(seat)]) {
       if (call.has_waited || call.is_left) {
-        text += is_first ? " " : ", and ";
-        text += call.is_left ? "has ended, before others came to it, " : "waits in ";
-        text += call.text;
-        is_first = false;
+        doing += doing.empty() ? "" : ", and ";
+        doing += call.is_left ? "has ended, before others came to it, " : "waits in ";
+        doing += call.text;
       }
     }
   }
-  return {.seats = std::move(stuck), .text = std::move(text)};
+  return {.seats = std::move(stuck), .text = DoingsText("process", doings)};
 }
 
 bool MayComeToMore(const Session& session, const std::set<std::int64_t>& seats,

@@ -1,11 +1,13 @@
 // host/stalemate.h: who waits for one another in different calls, and always will.
 #pragma once
 
-#include <cstdint>   // std::int64_t, std::uint64_t
-#include <optional>  // std::optional
-#include <set>       // std::set
-#include <string>    // std::string
-#include <vector>    // std::vector
+#include <cstdint>      // std::int64_t, std::uint64_t
+#include <optional>     // std::optional
+#include <set>          // std::set
+#include <string>       // std::string
+#include <string_view>  // std::string_view
+#include <utility>      // std::pair
+#include <vector>       // std::vector
 
 #include "host/job.h"
 
@@ -26,6 +28,11 @@ struct Stalemate {
   std::set<std::int64_t> seats;  ///< theirs; none where there is no stalemate
   std::string text;              ///< which of them waits in which calls
 };
+
+/// "process 0 (and 2, 3) waits in this; process 1 waits in that", where `what` is "process": what
+/// each does, alike texts once.
+std::string DoingsText(std::string_view what,
+                       const std::vector<std::pair<std::int64_t, std::string>>& doings);
 
 /// Finds which processes wait in which calls, if this one is among some of which each waits for
 /// another one, in every call that it has waited in for `patience_ns`. `group`: looks at the calls

@@ -129,6 +129,8 @@ void WhoCompilesOrPausesIsExcused(Context& context) {
   context.Expect(box->IsExcused(now_ns, -1), "who compiles is, for ever");
   context.Expect(box->IsExcused(now_ns, 6 * kSecond), "or for so long");
   context.Expect(!box->IsExcused(now_ns, 4 * kSecond), "and no longer");
+  set(Phase::kCompiling, now_ns - 70 * kSecond, now_ns - 65 * kSecond);
+  context.Expect(!box->IsExcused(now_ns, -1), "who was seen to compile long ago is not");
   set(Phase::kPython, now_ns, now_ns);
   header.paused_until_ns.store(now_ns + kSecond);
   context.Expect(box->IsExcused(now_ns, -1), "who pauses is");
@@ -152,6 +154,11 @@ void TheLastCallOfADevice(Context& context) {
                  LastCallText(box, 1600, now_ns));
   entry.Set(Moment::kMoved, now_ns - kSecond);
   context.Expect(LastCallText(box, 1600, now_ns) ==
+                     "last call, ended 1.0 s ago: the call in question (call 1 of device 1600)",
+                 LastCallText(box, 1600, now_ns));
+  Recorder::Get().Begin(1600, {.site = 5004, .now_ns = now_ns - kSecond / 2});
+  context.Expect(LastCallText(box, 1600, now_ns) ==
+                     "waits, since 0.5 s, in the call in question (call 2 of device 1600); "
                      "last call, ended 1.0 s ago: the call in question (call 1 of device 1600)",
                  LastCallText(box, 1600, now_ns));
 }
