@@ -4,8 +4,11 @@
 occurs, where the path, native or lax, and the version of JAX are two more factors: natively on one
 JAX all pairs of the others, on lax and with `--each-value` on another JAX each value, as for tests
 that compile long, `@pytest.mark.slow`. With `--full`, all run the whole product.
+
+Of cases in a plain list, `--each-value` runs every other one.
 """
 
+import collections
 import gc
 import itertools as it
 import os
@@ -25,7 +28,9 @@ TESTS = pathlib.Path(__file__).parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run whole products of cases")
     parser.addoption(
-        "--each-value", action="store_true", help="run each value of a product, not each pair"
+        "--each-value",
+        action="store_true",
+        help="run each value of a product, not each pair, and half of other lists of cases",
     )
 
 
@@ -81,7 +86,24 @@ LONG = ("processes", "stress", "examples", "docs", "test_bench.py")
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
+    if config.option.each_value:
+        left_out = {*_every_other(items)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     if not config.option.full:
         for item in items:
             if item.get_closest_marker("full") or item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="runs with --full"))
+
+
+def _every_other(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Returns those of each plain list of cases that stand at odd places."""
+    counts: collections.Counter[str] = collections.Counter()
+    found = []
+    for item in items:
+        name, _, case = item.nodeid.partition("[")
+        if case and item.get_closest_marker("product") is None:
+            if counts[name] % 2:
+                found.append(item)
+            counts[name] += 1
+    return found

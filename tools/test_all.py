@@ -92,7 +92,7 @@ def steps(environments: list[tuple[str, pathlib.Path]]) -> list[Step]:
     fallback = ["make", "test-fallback", f"JAX={oldest_jax()}", f"ARGS=--full --junitxml={JUNIT}"]
     all_steps.append(Step(f"{environments[0][0]}, without the extension", fallback))
     pytest = str(environments[0][1] / "bin" / "pytest")
-    return [*all_steps, Step("Release path", [pytest, "-m", "release"])]
+    return [*all_steps, Step("Release path", [pytest, "-m", "release", "--full"])]
 
 
 def counts() -> str:

@@ -78,6 +78,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run_example, tiny, tmp_path, 
     assert held_out_loss(second.stdout) == held_out_loss(whole.stdout)
 
 
+@pytest.mark.full
 def test_resume_without_a_checkpoint_says_what_to_do(run_example, tiny):
     done = run_example("train_lm.py", *tiny, "--resume", "--out=nothing")
     assert done.returncode != 0
@@ -93,6 +94,7 @@ def test_a_full_length_run_that_misses_the_margin_fails(run_example, tiny):
     assert done.returncode == 1
 
 
+@pytest.mark.full
 def test_a_short_limit_ends_the_training_and_says_so(run_example, tiny):
     done = run_example("train_lm.py", *tiny, NO_TIMING, "--steps=100000", "--minutes=0.01")
     assert done.returncode == 0, done.stderr

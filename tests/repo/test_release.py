@@ -130,6 +130,7 @@ def test_source_tree_installs(source: pathlib.Path, bare: pathlib.Path, tmp_path
     check(bare, tmp_path, source)
 
 
+@pytest.mark.long  # CI's other steps install so
 def test_source_tree_installs_editable(
     source: pathlib.Path, bare: pathlib.Path, tmp_path: pathlib.Path
 ):
