@@ -23,6 +23,8 @@ import numpy as np
 from environment import environment
 from shared import command, job, save
 
+from jaxcoll import _blas
+
 # m, k and n of a block product, in all combinations that don't take too long.
 ROWS, SIDES = (32, 128, 512, 1024, 4096), (128, 1024, 4096)
 # Of other sides, from the design's table.
@@ -195,6 +197,7 @@ def main() -> None:
     result = {
         "command": command(),
         "environment": of,
+        "blas": _blas.kernels(),
         "rounds": chosen.rounds,
         "rows": rows,
     }

@@ -29,6 +29,7 @@ def markdown(result: dict[str, Any]) -> str:
         "alone), of our collective alone: 1 where all communication ran beside computation, 0 "
         "where none did, and below 0 where both together took longer than one after the other.",
         "",
+        f"One call multiplies with SciPy's BLAS, here with kernels for {result['blas']}. "
         f"`auto` against lax's better form, over all {len(rows)} rows: geometric mean {mean:.2f}, "
         f"least {min(ratios):.2f}; {sum(r < 0.95 for r in ratios)} rows below 0.95.",
         "",

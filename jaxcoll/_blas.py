@@ -5,10 +5,15 @@ SciPy publishes C pointers to it for Cython; JAX takes its LAPACK from there as 
 
 import ctypes
 import functools as ft
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 # OpenBLAS, by the prefixes and suffixes under which distributions build it.
 _PREFIXES, _SUFFIXES = ("scipy_", ""), ("", "64_")
+
+
+# What OpenBLAS calls its kernels of 512 bits.
+_OF_512_BITS = ("SkylakeX", "Cooperlake", "SapphireRapids")
 
 
 class Blas(NamedTuple):
@@ -36,6 +41,42 @@ def find() -> Blas | str:
     return Blas(_address(capsules["sgemm"]), _address(capsules["dgemm"]), *threads)
 
 
+def is_behind(instruction_sets: Sequence[str]) -> str | None:
+    """Says why XLA's matmul is much faster than this BLAS, or None.
+
+    OpenBLAS takes older kernels for processors that it does not know, or as OPENBLAS_CORETYPE says.
+
+    Args:
+        instruction_sets: of the processor, `avx512` among them if it has that.
+    """
+    chosen = kernels()
+    if "avx512" not in instruction_sets or chosen is None or chosen in _OF_512_BITS:
+        return None
+    return f"SciPy's BLAS uses kernels for {chosen}, without AVX-512"
+
+
+@ft.cache
+def kernels() -> str | None:
+    """Returns for which processor the library has chosen its kernels; None where it can't say."""
+    try:
+        from scipy.linalg import cython_blas
+    except ImportError:
+        return None
+    library = ctypes.CDLL(cython_blas.__file__)
+    for name in _names("get_corename"):
+        if hasattr(library, name):
+            function = getattr(library, name)
+            function.restype = ctypes.c_char_p
+            return function().decode()
+    return None
+
+
+def _names(verb: str) -> Iterator[str]:
+    for prefix in _PREFIXES:
+        for suffix in _SUFFIXES:
+            yield f"{prefix}openblas_{verb}{suffix}"
+
+
 def _address(capsule: Any) -> int:
     name = ctypes.pythonapi.PyCapsule_GetName
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -46,13 +87,10 @@ def _address(capsule: Any) -> int:
 
 def _thread_functions(library: ctypes.CDLL) -> tuple[int, int] | None:
     """Looks in what the library was linked against."""
-    for prefix in _PREFIXES:
-        for suffix in _SUFFIXES:
-            names = [f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("set", "get")]
-            if all(hasattr(library, name) for name in names):
-                set_it, get_it = (
-                    ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
-                    for name in names
-                )
-                return set_it, get_it
+    for names in zip(_names("set_num_threads"), _names("get_num_threads"), strict=True):
+        if all(hasattr(library, name) for name in names):
+            set_it, get_it = (
+                ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names
+            )
+            return set_it, get_it
     return None

@@ -85,6 +85,8 @@ def info() -> Info:
     shared, reason = _engine.summary()
     if reason:
         off["several processes"] = reason
+    if reason := _native.matmul_is_behind():
+        off["matmuls in one call"] = f'{reason}; "auto" takes XLA\'s'
     gpu, reason = _cuda.load()
     if gpu is None:
         off["GPU"] = f"{reason}; programs for GPUs run on jax.lax"

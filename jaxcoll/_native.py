@@ -127,6 +127,11 @@ def matmul_problem() -> str | None:
     return None
 
 
+def matmul_is_behind() -> str | None:
+    """Says why XLA's matmul is much faster than the extension's, or None."""
+    return _blas.is_behind(kernel_sets())
+
+
 def missing_reason() -> str | None:
     """Says why there is no extension that works, as far as is known before JAX has started."""
     if _register.cache_info().currsize:

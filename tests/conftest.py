@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Not what somebody once measured on this machine.
     os.environ["JAXCOLL_CROSSOVERS"] = os.devnull + "/none"
     os.environ["JAXCOLL_DUMP_DIR"] = "none"  # tests that fail calls leave nothing
+    os.environ.pop("OPENBLAS_CORETYPE", None)  # or "auto" leaves matmuls to XLA
     if not config.option.full:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick.XLA_FLAGS}".strip()
     jaxcoll.simulate_cpu_devices(8)

@@ -337,6 +337,8 @@ def _slower(
     across = spans_processes(ctx, groups)
     if across and _engine.has_spare_cores():
         return "a process has more cores than devices, and XLA's matmul takes them all"
+    if reason := _native.matmul_is_behind():
+        return reason
     if _is_mostly_communication(primitive, axis, of_x, of_w, p):
         return None
     within = "several processes" if across else "one process"

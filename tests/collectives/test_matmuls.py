@@ -228,6 +228,31 @@ def test_without_a_blas_it_is_two_steps(monkeypatch: pytest.MonkeyPatch):
         _native.matmul_problem.cache_clear()
 
 
+def test_a_blas_with_older_kernels_than_the_processor(monkeypatch: pytest.MonkeyPatch):
+    for kernels, sets, is_behind in (
+        ("Haswell", ["baseline", "avx2", "avx512"], True),
+        ("Haswell", ["baseline", "avx2"], False),
+        ("SkylakeX", ["baseline", "avx2", "avx512"], False),
+        (None, ["baseline", "avx2", "avx512"], False),
+    ):
+        monkeypatch.setattr(_blas, "kernels", lambda kernels=kernels: kernels)
+        assert (_blas.is_behind(sets) is not None) is is_behind, (kernels, sets)
+
+
+@needs_native
+def test_with_a_blas_that_is_behind_auto_takes_two_steps(monkeypatch: pytest.MonkeyPatch):
+    if not auto_is_native():
+        pytest.skip("auto is lax here")
+    monkeypatch.setattr(_blas, "is_behind", lambda sets: "SciPy's BLAS is old")
+    xs, ws = operands("gather_rows", 2, 3, 4, 5)
+    for backend, path in (("auto", "two-step"), ("native", "native")):
+        f = mapped(lambda x, w, b=backend: jaxcoll.all_gather_matmul(x, w, "x", backend=b), mesh(2))
+        (row,) = jaxcoll.explain(f, xs, ws).rows
+        assert row.path == path
+        assert (row.reason == "SciPy's BLAS is old") is (path == "two-step")
+    assert "SciPy's BLAS is old" in str(jaxcoll.info())
+
+
 _SGEMM = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)
 
 
