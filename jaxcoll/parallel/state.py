@@ -275,7 +275,7 @@ def _specs(
         leaves, treedef = jax.tree.flatten(params)
         whole = treedef.flatten_up_to(param_specs)
         stacked = frozenset()
-        if zero.stage == 3 and pure.pipe is None:
+        if zero.stage > 1 and pure.pipe is None:
             stacked = stacked_params(pure, variables, param_specs, inputs, mesh)
         split = zero.split(leaves, whole, mesh.shape[zero.axis_name], stacked)
         parts = map(zero.spec, whole, (leaf.ndim for leaf in leaves), split)

@@ -20,8 +20,8 @@ from jaxcoll._errors import listed
 from jaxcoll._sharding import leaf_name
 from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
+from jaxcoll.parallel import piecewise, scattered_grads
 from jaxcoll.parallel.batches import LossFn, cross_entropy, inputs_of, sums
-from jaxcoll.parallel.piecewise import value_and_grad
 from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.splits import Split, each
@@ -71,6 +71,10 @@ def build_step(
         )
     compute_loss = cross_entropy if loss_fn is None else loss_fn
     policy = MixedPrecisionPolicy() if zero is None else zero.policy
+    # Where micro-batches are added up before, stage 2 sums their whole gradients, once.
+    is_scattering = zero is not None and (
+        zero.stage == 3 or (zero.stage == 2 and accumulate == 1 and model.pipe is None)
+    )
 
     def losses(state: TrainState, params: Any, batch: Any, rng: Any, **more: Any) -> Any:
         """Returns metrics, sums with their weights, and what the model keeps."""
@@ -82,9 +86,13 @@ def build_step(
         return metrics, others
 
     def gradients(total: Any, params: Any, split: Split) -> Any:
-        if zero is None or zero.stage < 3:
+        if zero is None or not is_scattering:
             return jax.value_and_grad(total, has_aux=True)(params)
-        return value_and_grad(total, params, zero.parts(split), zero.schedule)
+        parts = zero.parts(split)
+        if zero.stage == 3:
+            return piecewise.value_and_grad(total, params, parts, zero.schedule)
+        own = zero.part(jax.tree.map(_widened, params), split)
+        return scattered_grads.value_and_grad(total, policy.of_params(params), own, parts)
 
     def results(state: TrainState, params: Any, batch: Any, rng: Any) -> Results:
         def total(params: Any) -> tuple[jax.Array, Any]:
@@ -142,6 +150,8 @@ def build_step(
             # The mean that the optimizer takes is the sum, divided once.
             grads = jax.tree.map(lambda grad: grad * lax.axis_size(axes), grads)
         else:
+            if zero and zero.stage == 2 and not is_scattering:
+                grads = zero.summed(grads, state.split)
             grads, metrics = _summed(grads, _local(metrics, axes), axes, zero, state, bucket_bytes)
         weight = metrics["loss"][1]
         divisor = jnp.where(weight == 0, 1, weight)  # nothing was counted: no gradient
@@ -177,6 +187,10 @@ def _check_local(call: str, loss: jax.Array, axes: Axes) -> None:
 def _wide(dtype: Any) -> Any:
     """Returns the dtype in which gradients are added: float32 for those of 16 bits."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def _widened(leaf: jax.Array) -> jax.Array:
+    return leaf.astype(_wide(leaf.dtype)) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
 
 
 def _quotient(grad: jax.Array, divisor: jax.Array) -> jax.Array:
@@ -325,7 +339,7 @@ def _summed(
     if zero.stage == 1:
         grads, metrics = all_reduce((as_sent(grads), metrics), axes)
         return zero.part(grads, state.split), metrics
-    leaves, treedef = jax.tree.flatten(zero.summed(grads, state.split))
+    leaves, treedef = jax.tree.flatten(grads)
     others = tuple(axis for axis in axes if axis != zero.axis_name)
     is_part = [dimension is not None for dimension in state.split]
     parts = [leaf for leaf, part in zip(leaves, is_part, strict=True) if part]

@@ -81,7 +81,7 @@ class Zero:
 
     def summed(self, grads: Any, split: Split) -> Any:
         """Returns this rank's part of the sum over the axis, of gradients that are split."""
-        return grads if self.stage == 3 else each(self._scattered, grads, split)
+        return each(self._scattered, grads, split)
 
     def _scattered(self, grad: jax.Array, dim: SplitDim) -> jax.Array:
         grad = dim.padded(self.policy.of_gradients(grad))

@@ -1,4 +1,7 @@
-"""Stage 3 of `fully_shard`: parameters are whole only where the model computes with them."""
+"""Stage 3 of `fully_shard`: parameters are whole only where the model computes with them.
+
+And stage 2: so are their gradients.
+"""
 
 import functools as ft
 from collections.abc import Callable
@@ -197,7 +200,20 @@ def test_trains_as_on_one_device(
     assert_trained_as(state.unpadded().params, expected)
 
 
-def test_layers_are_never_split_among_ranks():
+@pytest.mark.slow
+@pytest.mark.product(model=tuple(MODELS), size=(2, 3, 4), accumulate=(1, 2))
+def test_gradients_of_whole_parameters(model: str, size: int, accumulate: int):
+    data, mesh = batch(), mesh_of(data=size)
+    sharded = fully_shard(MODELS[model], stage=2, min_weight_size=16)
+    state = start(sharded, data, mesh, optax.sgd(0.02))
+    expected = trained_alone(MODELS[model], jax.device_get(state.params), data)
+    step = data_parallel_train_step(sharded, accumulate=accumulate)
+    state, _ = train(step, state, data, mesh, state.specs)
+    assert_trained_as(state.params, expected)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_layers_are_never_split_among_ranks(stage: Any):
     """Even where their number is the largest dimension that the ranks divide."""
 
     def init(rng: Any, x: Any) -> Any:
@@ -206,9 +222,9 @@ def test_layers_are_never_split_among_ranks():
     def apply(params: Any, x: Any) -> Any:
         return lax.scan(lambda x, w: (x + x @ w, None), x, params["w"])[0][:, :4]
 
-    model = fully_shard((init, apply), min_weight_size=1)
-    state = start(model, batch(), mesh_of(data=4))
-    assert state.params["w"].sharding.spec == jax.P(None, None, "data")
+    model = fully_shard((init, apply), stage=stage, min_weight_size=1)
+    state = start(model, batch(), mesh_of(data=4), optax.trace(0.9))
+    assert state.opt_state.trace["w"].sharding.spec == jax.P(None, None, "data")
 
 
 def test_the_same_program_each_time():
@@ -351,6 +367,14 @@ def test_memory_for_two_layers_whatever_the_depth(make: Any):
         assert temporary_bytes(make, 16, prefetch=0) < many
 
 
+@pytest.mark.parametrize("make", FORMS)
+def test_memory_for_one_gradient_whatever_the_depth(make: Any):
+    """Beside it, each layer has its part of a gradient, and of what is updated."""
+    few, many = (temporary_bytes(make, depth, stage=2) for depth in (4, 16))
+    assert many - few < 1.2 * 12 * 2 * WHOLE / 8
+    assert many < 2.3 * WHOLE + 16 * 2 * WHOLE / 8
+
+
 def test_memory_for_all_layers():
     for make in (Unrolled, Scanned):
         assert temporary_bytes(make, 16, reshard_after_forward=False) > 15 * WHOLE
@@ -371,12 +395,20 @@ def test_gathers_and_scatters(reshard: bool, expected: int):
     assert all(WIDE not in v.aval.shape for equation in sums for v in equation.outvars)
 
 
-def step_of(model: Any) -> Any:
+@pytest.mark.parametrize(("accumulate", "shape"), [(1, (WIDE, WIDE)), (2, (4, WIDE, WIDE))])
+def test_scatters_of_a_scan(accumulate: int, shape: tuple[int, ...]):
+    """A layer's gradient as it is made, or that of all layers once, after micro-batches."""
+    jaxpr = step_of(fully_shard(Scanned(4), stage=2), accumulate)
+    (scatter,) = equations(jaxpr, "reduce_scatter")
+    assert scatter.invars[0].aval.shape == shape
+
+
+def step_of(model: Any, accumulate: int = 1) -> Any:
     """Returns the jaxpr of a step on four ranks."""
     data, mesh = (np.zeros((8, WIDE)), np.zeros(8, np.int32)), mesh_of(data=4)
     state = create_train_state(model, optax.sgd(0.1), jax.random.key(0), data, mesh)
     mapped = jax.shard_map(
-        data_parallel_train_step(model),
+        data_parallel_train_step(model, accumulate=accumulate),
         mesh=mesh,
         in_specs=(state.specs, jax.P("data")),
         out_specs=(state.specs, jax.P()),

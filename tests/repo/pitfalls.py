@@ -513,6 +513,13 @@ MUTANTS = [
         "parallel/test_layer_by_layer.py::test_memory_for_two_layers_whatever_the_depth",
     ),
     Mutant(
+        "whole gradients of stage 2 wait for the end of the way back",
+        "parallel/step.py",
+        "zero.stage == 2 and accumulate == 1",
+        "zero.stage == 2 and accumulate == 0",
+        "parallel/test_layer_by_layer.py::test_memory_for_one_gradient_whatever_the_depth",
+    ),
+    Mutant(
         "gradients in buckets wait for the end of the way back",
         "parallel/step.py",
         "    leaves, treedef = jax.tree.flatten(grads)\n    buckets: list",
