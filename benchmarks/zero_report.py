@@ -27,7 +27,9 @@ def markdown(result: dict[str, Any]) -> str:
         "most*: what the first ratio would be if our steps never stood in a call, by the engine's "
         "records; where several devices share a core, others compute meanwhile, and it says "
         "little. *MB on a device*: state, batch and temporary values, as the compiler says. "
-        "*kept*: `reshard_after_forward=False`. The loss after all steps is compared, to 0.002.",
+        "Stage 1 has whole gradients; with its shardings GSPMD keeps parts of them, as stage 2 "
+        "does. *kept*: `reshard_after_forward=False`. The loss after all steps is compared, to "
+        "0.002.",
         "",
         "| processes x devices | mesh | width x layers, tokens | strategy | ours, lax, GSPMD: ms "
         "| tokens/s, ours | lax / ours | at most | better of both / ours | MB on a device "
