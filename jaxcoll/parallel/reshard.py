@@ -37,8 +37,7 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
     Cost: what differs travels, one leaf after the other: device to device, and to other devices
         over the host. Memory on a device: its parts in the old and in the new layout, and at most
         twice the whole of the largest leaf, also where the zeros that `jaxcoll.fully_shard` stores
-        change, or how `jaxcoll.pipelined` stores layers. But for a move from parts that end in
-        zeros to fewer devices, seen to take twice that beside its parts.
+        change, or how `jaxcoll.pipelined` stores layers.
     """
     call = "reshard"
     if isinstance(state, TrainState) and isinstance(new_specs, TrainState):
@@ -75,11 +74,14 @@ def _moved(leaf: Any, sharding: NamedSharding) -> jax.Array:
     A step may donate it. `jax.device_put` alone shares what lies right already, whatever
     `may_alias` says, and keeps the whole leaf on the host as long as the old array lives.
     """
-    leaf = leaf.made() if isinstance(leaf, _Later) else leaf
+    is_made = isinstance(leaf, _Later)
+    leaf = leaf.made() if is_made else leaf
     old = leaf.sharding if isinstance(leaf, jax.Array) else None
     if isinstance(old, NamedSharding) and _devices(old.mesh) == _devices(sharding.mesh):
         return _copy_to(sharding)(leaf)
-    return jax.device_put(jax.jit(jnp.copy)(leaf), sharding)
+    # On a device that gets nothing, nobody else waits for the copy, which holds two of the leaf.
+    leaf = leaf if is_made else jax.block_until_ready(jax.jit(jnp.copy)(leaf))
+    return jax.device_put(leaf, sharding)
 
 
 def _devices(mesh: Any) -> list[Any]:
