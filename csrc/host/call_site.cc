@@ -3,6 +3,7 @@
 #include <unistd.h>  // getpid, gettid
 
 #include <algorithm>  // std::find, std::max, std::none_of
+#include <set>        // std::set
 #include <utility>    // std::move
 
 #include "core/clock.h"
@@ -183,8 +184,8 @@ CallSite::Visit CallSite::Begin(std::int64_t logical_id, std::int64_t device, st
     return visit;
   }
   member.device.store(device, std::memory_order_relaxed);
-  if (member.iteration < 0 || member.run != run) {
-    member.run = run;
+  if (member.iteration < 0 || member.run.load(std::memory_order_relaxed) != run) {
+    member.run.store(run, std::memory_order_release);
     member.iteration = 0;
   } else {
     ++member.iteration;
@@ -245,6 +246,15 @@ void CallSite::AddUnderWay(std::int64_t now_ns, std::vector<UnderWay>& calls) {
   }
 }
 
+std::int64_t CallSite::DeviceIn(std::int64_t run, std::int64_t logical_id) const {
+  if (static_cast<std::size_t>(logical_id) >= members_.size()) {
+    return -1;
+  }
+  const Member& member = members_[static_cast<std::size_t>(logical_id)];
+  const bool was_here = member.run.load(std::memory_order_acquire) == run;
+  return was_here ? member.device.load(std::memory_order_relaxed) : -1;
+}
+
 void CallSite::Check(const UnderWay& under_way, const std::vector<UnderWay>& all,
                      std::int64_t now_ns, std::int64_t timeout_ns) {
   const Meeting::Call& call = under_way.call;
@@ -303,13 +313,24 @@ std::string CallSite::Describe(const UnderWay& call, const std::vector<UnderWay>
     }
     return list;
   };
+  // Where those may be whose device is not known.
+  std::set<std::int64_t> others = DevicesIn(box);
+  std::size_t num_unknown = 0;
+  for (const std::vector<Place>* places : {&call.arrived, &call.missing}) {
+    for (const Place& place : *places) {
+      others.erase(place.device);
+      num_unknown += place.device < 0 ? 1 : 0;
+    }
+  }
   std::string doing;
   std::vector<std::int64_t> devices;
   for (const Place& place : call.missing) {
-    if (place.device >= 0) {
-      doing += "\n  rank " + std::to_string(place.rank) + ": " +
-               LastCallText(box, place.device, NowNs());
-      devices.push_back(place.device);
+    const bool is_the_other = place.device < 0 && num_unknown == 1 && others.size() == 1;
+    const std::int64_t device = is_the_other ? *others.begin() : place.device;
+    if (device >= 0 || others.empty()) {
+      doing +=
+          "\n  rank " + std::to_string(place.rank) + ": " + LastCallText(box, {device}, NowNs());
+      devices.push_back(device);
     }
   }
   // For whom these wait in turn.
@@ -325,7 +346,7 @@ std::string CallSite::Describe(const UnderWay& call, const std::vector<UnderWay>
           devices.push_back(place.device);
           doing += "\n  device " + std::to_string(place.device) + ", for which device " +
                    std::to_string(devices[i]) +
-                   " waits: " + LastCallText(box, place.device, NowNs());
+                   " waits: " + LastCallText(box, {place.device}, NowNs());
         }
       }
     }

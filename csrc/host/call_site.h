@@ -95,7 +95,7 @@ class CallSite final : public Pooled, private CallNames {
   /// A member of a group, in this process.
   struct Place {
     std::int64_t logical_id;
-    std::int64_t device;  ///< -1: it has not been here
+    std::int64_t device;  ///< -1: not known: it has been nowhere in this run
     std::size_t rank;     ///< in the group
   };
   /// A call that members of a group are in.
@@ -105,8 +105,11 @@ class CallSite final : public Pooled, private CallNames {
     Meeting::Call call;
     std::vector<Place> arrived, missing;  ///< of this process
   };
-  /// Adds those of this site, for the watchdog, whose looks are of all sites.
+  /// Adds those of this site, for the watchdog, whose looks are of all sites. A member that has not
+  /// been here has no device yet.
   void AddUnderWay(std::int64_t now_ns, std::vector<UnderWay>& calls);
+  /// The device of the member `logical_id`, if it has been here in run `run` and not since; or -1.
+  [[nodiscard]] std::int64_t DeviceIn(std::int64_t run, std::int64_t logical_id) const;
 
   /// Fails the call if its run is known to have failed, or its job, or if its deadline is over
   /// (timeout_ns < 0: none). `all`: what is under way in this process.
@@ -122,7 +125,7 @@ class CallSite final : public Pooled, private CallNames {
     std::int64_t group_rank = 0;  // among all
     std::uint64_t group = 0;
     std::atomic<std::int64_t> device{-1};  // -1: has not been here
-    std::int64_t run = 0;
+    std::atomic<std::int64_t> run{0};
     std::int64_t iteration = -1;
     Footprint footprint;
   };

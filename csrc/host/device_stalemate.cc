@@ -7,7 +7,7 @@
 #include <memory>     // std::make_shared
 #include <set>        // std::set
 #include <string>     // std::string
-#include <utility>    // std::move, std::pair
+#include <utility>    // std::move
 
 #include "core/clock.h"
 #include "host/black_box.h"
@@ -65,24 +65,15 @@ std::shared_ptr<const Status> FailureSince(std::int64_t device, std::int64_t ope
 std::set<std::int64_t> StuckDevices(const std::vector<CallSite::UnderWay>& calls,
                                     std::int64_t now_ns,
                                     std::map<std::int64_t, std::shared_ptr<const Status>>& failed) {
-  // The device of a rank that has not been at a call may be known from another one of its run.
-  std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> device_of;
-  for (const CallSite::UnderWay& each : calls) {
-    for (const CallSite::Place& place : each.arrived) {
-      device_of[{each.call.key.run, place.logical_id}] = place.device;
-    }
-  }
   std::vector<Wait> waits;
   for (const CallSite::UnderWay& each : calls) {
     std::vector<std::int64_t> missing;  // nobody: it may go on
     if (!each.call.is_complete && now_ns - each.call.opened_ns >= kPatienceNs) {
       for (const CallSite::Place& place : each.missing) {
-        const auto found = device_of.find({each.call.key.run, place.logical_id});
-        const bool is_known = place.device < 0 && found != device_of.end();
-        missing.push_back(is_known ? found->second : place.device);
-        auto failure = FailureSince(missing.back(), each.call.opened_ns);
+        missing.push_back(place.device);
+        auto failure = FailureSince(place.device, each.call.opened_ns);
         if (failure != nullptr) {
-          failed[missing.back()] = std::move(failure);
+          failed[place.device] = std::move(failure);
         }
       }
     }
@@ -104,7 +95,8 @@ std::string Text(const std::vector<CallSite::UnderWay>& calls,
     for (const CallSite::Place& place : each.arrived) {
       if (stuck.count(place.device) > 0) {
         std::string& doing = doings[place.device];
-        doing += (doing.empty() ? "waits in " : ", and in ") + each.site->Text();
+        doing += (doing.empty() ? "waits in " : ", and in ") + each.site->Text() + ", execution " +
+                 std::to_string(each.call.key.iteration + 1) + " of this call";
         runs.insert(each.call.key.run);
       }
     }

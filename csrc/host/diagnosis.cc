@@ -43,13 +43,21 @@ std::string Indented(const std::string& lines, const std::string& by) {
 
 }  // namespace
 
-std::string LastCallText(const BlackBox& box, std::optional<std::int64_t> device,
+std::set<std::int64_t> DevicesIn(const BlackBox& box) {
+  std::set<std::int64_t> devices;
+  for (std::size_t i = 0; i < box.num_rings(); ++i) {
+    devices.insert(box.ring(i).device.load(std::memory_order_relaxed));
+  }
+  return devices;
+}
+
+std::string LastCallText(const BlackBox& box, const std::set<std::int64_t>& devices,
                          std::int64_t now_ns) {
   const std::vector<CallRecord> records = RecordsIn(box, kLatest);
   const CallRecord* ended = nullptr;
   const CallRecord* open = nullptr;
   for (const CallRecord& record : records) {
-    if (device.has_value() && record.device != *device) {
+    if (devices.count(record.device) == 0) {
       continue;
     }
     if (At(record, Moment::kResumed) == 0) {
@@ -76,6 +84,33 @@ std::string LastCallText(const BlackBox& box, std::optional<std::int64_t> device
             SecondsText(now_ns - At(*ended, Moment::kResumed)) + " ago: " + name(*ended);
   }
   return text.empty() ? "no call yet" : text;
+}
+
+RanksThere FindRanks(const BlackBox& box, std::uint64_t group, std::uint64_t site,
+                     std::int64_t execution) {
+  RanksThere ranks;
+  for (const CallRecord& record : RecordsIn(box)) {
+    if (record.group != group) {
+      continue;
+    }
+    ranks.device_of[record.rank] = record.device;
+    if (record.site == site && record.execution == execution && At(record, Moment::kResumed) == 0) {
+      ranks.in_call.insert(record.rank);
+    }
+  }
+  return ranks;
+}
+
+std::string LastCallOfRank(const BlackBox& box, const RanksThere& ranks, std::int64_t rank,
+                           std::int64_t now_ns) {
+  if (const auto found = ranks.device_of.find(rank); found != ranks.device_of.end()) {
+    return LastCallText(box, {found->second}, now_ns);
+  }
+  std::set<std::int64_t> devices = DevicesIn(box);
+  for (const auto& [other, device] : ranks.device_of) {
+    devices.erase(device);
+  }
+  return LastCallText(box, devices, now_ns);
 }
 
 std::string PythonText(const BlackBox& box, std::int64_t now_ns) {
@@ -109,7 +144,7 @@ std::string ChainText(const Session& session, const std::vector<std::size_t>& se
     text += "\n  " + ProcessText(session, seat) + ", for which process " +
             std::to_string(session.processes()[waiter]) + " waits";
     if (const BlackBox* const box = session.box(seat); box != nullptr) {
-      text += ": " + LastCallText(*box, std::nullopt, NowNs()) + PythonText(*box, NowNs());
+      text += ": " + LastCallText(*box, DevicesIn(*box), NowNs()) + PythonText(*box, NowNs());
     }
   }
   return text;

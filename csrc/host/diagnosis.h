@@ -1,21 +1,36 @@
 // host/diagnosis.h: what errors say about a process that others wait for, from its black box.
 #pragma once
 
-#include <cstddef>   // std::size_t
-#include <cstdint>   // std::int64_t
-#include <optional>  // std::optional
-#include <string>    // std::string
-#include <vector>    // std::vector
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t, std::uint64_t
+#include <map>      // std::map
+#include <set>      // std::set
+#include <string>   // std::string
+#include <vector>   // std::vector
 
 #include "host/black_box.h"
 #include "host/job.h"
 
 namespace jaxcoll {
 
-/// The call that `device` (without one, any) waits in, and the one that it has ended last: what,
-/// and when. One line.
-std::string LastCallText(const BlackBox& box, std::optional<std::int64_t> device,
+/// The devices of a process that have called anything.
+std::set<std::int64_t> DevicesIn(const BlackBox& box);
+
+/// The call that one of `devices` waits in, and the one that was ended there last: what, and when.
+/// One line.
+std::string LastCallText(const BlackBox& box, const std::set<std::int64_t>& devices,
                          std::int64_t now_ns);
+
+/// What the calls of a process tell of those ranks of a group that are there.
+struct RanksThere {
+  std::set<std::int64_t> in_call;                  ///< have come to the call, and wait in it
+  std::map<std::int64_t, std::int64_t> device_of;  ///< by rank, of those that have called
+};
+RanksThere FindRanks(const BlackBox& box, std::uint64_t group, std::uint64_t site,
+                     std::int64_t execution);
+/// LastCallText of a rank: of its device, or of those that no other rank is known to be on.
+std::string LastCallOfRank(const BlackBox& box, const RanksThere& ranks, std::int64_t rank,
+                           std::int64_t now_ns);
 
 /// What the process's Python does, and its stack: indented lines, each after a line break. Empty
 /// where nobody looks after it.

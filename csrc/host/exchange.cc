@@ -12,7 +12,6 @@
 #include <utility>      // std::move
 
 #include "core/clock.h"
-#include "host/diagnosis.h"
 #include "host/stalemate.h"
 
 namespace jaxcoll {
@@ -511,37 +510,72 @@ std::string Exchange::WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) co
   return FindStalemate(*session_, std::nullopt, NowNs(), kStalemateNs).text;  // they may have come
 }
 
+std::vector<bool> Exchange::Absent(std::vector<RanksThere>& there) {
+  std::vector<bool> waited_for(members_.num_ranks());
+  std::vector<bool> absent(members_.num_ranks());
+  there.resize(members_.num_processes());
+  for (Peer& peer : peers_) {
+    if (lane_ < 0 || HasReached(peer)) {
+      continue;
+    }
+    RanksThere& ranks = there[peer.process];
+    if (const BlackBox* const box = session_->box(peer.seat); box != nullptr) {
+      ranks = FindRanks(*box, name_.group, name_.site, execution());
+    }
+    if (!session_->WhereIs(peer.seat, NowNs()).gone.empty()) {
+      ranks.in_call.clear();
+    }
+    for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
+      if (members_.process_of(r) == peer.process) {
+        waited_for[r] = true;
+        absent[r] = ranks.in_call.count(static_cast<std::int64_t>(r)) == 0;
+      }
+    }
+  }
+  const bool is_any_absent = std::find(absent.begin(), absent.end(), true) != absent.end();
+  return is_any_absent ? absent : waited_for;
+}
+
 std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {
   std::string came;
   std::string missing;
   std::string doing;
   std::size_t num_shown = 0;
   std::vector<std::size_t> seats = {session_->seat()};
+  std::vector<RanksThere> there;
+  const std::vector<bool> absent = Absent(there);
   const auto add = [](std::string& list, const std::string& text) {
     list += (list.empty() ? "" : ", ") + text;
   };
   for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {
     Peer* const peer = process == members_.mine() ? nullptr : &peers_[i++];
-    const bool is_missing = lane_ >= 0 && peer != nullptr && !HasReached(*peer);
-    if (peer != nullptr && !is_missing && peer->lane == nullptr) {
-      continue;  // not waited for
-    }
-    std::string ranks;
-    for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
-      if (members_.process_of(r) == process) {
-        ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
-      }
+    const bool is_waited_for = lane_ >= 0 && peer != nullptr && !HasReached(*peer);
+    if (peer != nullptr && !is_waited_for && peer->lane == nullptr) {
+      continue;
     }
     const std::size_t seat = members_.seat(process);
-    if (is_missing) {
-      add(missing, "rank " + ranks + " (" + ProcessText(*session_, seat) + ")");
-      seats.push_back(seat);
-      if (const BlackBox* const box = session_->box(seat); box != nullptr) {
-        doing += "\n  rank " + ranks + ": " + LastCallText(*box, std::nullopt, NowNs());
-        doing += ++num_shown <= kMostStacks ? PythonText(*box, NowNs()) : "";
+    const BlackBox* const box = session_->box(seat);
+    std::string here;
+    std::string late;
+    for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
+      if (members_.process_of(r) != process) {
+        continue;
       }
-    } else {
-      add(came, "rank " + ranks + " (process " + std::to_string(session_->processes()[seat]) + ")");
+      add(absent[r] ? late : here, std::to_string(r));
+      if (absent[r] && box != nullptr) {
+        doing += "\n  rank " + std::to_string(r) + ": " +
+                 LastCallOfRank(*box, there[process], static_cast<std::int64_t>(r), NowNs());
+      }
+    }
+    if (!here.empty()) {
+      add(came, "rank " + here + " (process " + std::to_string(session_->processes()[seat]) + ")");
+    }
+    if (!late.empty()) {
+      add(missing, "rank " + late + " (" + ProcessText(*session_, seat) + ")");
+      seats.push_back(seat);
+      if (box != nullptr && ++num_shown <= kMostStacks) {
+        doing += PythonText(*box, NowNs());
+      }
     }
   }
   if (lane_ < 0) {

@@ -21,6 +21,7 @@
 #include "core/pooled.h"
 #include "core/small_array.h"
 #include "core/status.h"
+#include "host/diagnosis.h"
 #include "host/job.h"
 #include "host/route.h"
 #include "host/segment.h"
@@ -177,6 +178,9 @@ class Exchange : public Pooled {
   std::vector<std::size_t> Missing();
   /// Has those that still run say what they do; waits for that, not for long.
   void AskForStacks(const std::vector<std::size_t>& seats) const;
+  /// By rank: whether it has not come to the call, of those whose processes are waited for; where
+  /// they have all come, all of these. `there` gets what is known of each process's.
+  [[nodiscard]] std::vector<bool> Absent(std::vector<RanksThere>& there);
   [[nodiscard]] std::string WaitText(std::int64_t waited_ns, const std::string& why);
 
   Job& job_;

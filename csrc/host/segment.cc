@@ -59,7 +59,7 @@ struct Segment::Header {
   std::uint64_t num_lanes;
   std::uint64_t window_bytes;
   alignas(64) std::atomic<std::uint32_t> state;
-  alignas(64) SharedText<6 * 4096> cause;
+  alignas(64) SharedText<Segment::kMaxCauseBytes> cause;
 };
 
 std::size_t SegmentShape::bytes() const {

@@ -128,6 +128,8 @@ class Segment {
     return windows_ + (seat * shape_.num_lanes + lane) * shape_.window_bytes;
   }
 
+  /// What is longer than this of a cause is lost.
+  static constexpr std::size_t kMaxCauseBytes = 6 * 4096;
   /// Fails the job for all, with the first cause that anybody gives, and wakes all that sleep.
   /// Returns false where somebody has failed it before.
   bool Fail(std::string_view cause) const;

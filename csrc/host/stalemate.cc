@@ -1,6 +1,6 @@
 #include "host/stalemate.h"
 
-#include <algorithm>    // std::any_of, std::none_of
+#include <algorithm>    // std::any_of, std::find_if, std::none_of, std::stable_sort
 #include <atomic>       // std::atomic_thread_fence
 #include <cstddef>      // std::size_t
 #include <ctime>        // nanosleep, timespec
@@ -19,6 +19,8 @@ namespace jaxcoll {
 namespace {
 
 constexpr std::int64_t kAnswerNs = 1'000'000'000;
+// Of calls in one error, after which stands where more is to be found.
+constexpr std::size_t kMostBytes = Segment::kMaxCauseBytes * 2 / 3;
 
 // A call that a process has come to, whether or not it is over for it.
 struct OpenCall {
@@ -94,20 +96,30 @@ std::set<std::int64_t> FindStuck(const std::vector<Wait>& waits) {
 
 std::string DoingsText(std::string_view what,
                        const std::vector<std::pair<std::int64_t, std::string>>& doings) {
+  std::vector<std::pair<std::string_view, std::vector<std::int64_t>>> groups;
+  for (const auto& [one, doing] : doings) {
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const auto& known) { return known.first == doing; });
+    if (group == groups.end()) {
+      group = groups.insert(group, {doing, {}});
+    }
+    group->second.push_back(one);
+  }
+  // Who is alone with its call is more likely wrong.
+  std::stable_sort(groups.begin(), groups.end(), [](const auto& one, const auto& other) {
+    return one.second.size() < other.second.size();
+  });
   std::string text;
-  std::set<std::string_view> told;
-  for (auto first = doings.begin(); first != doings.end(); ++first) {
-    if (!told.insert(first->second).second) {
-      continue;
+  for (const auto& [doing, those] : groups) {
+    text += (text.empty() ? "" : "; ") + std::string(what) + " " + std::to_string(those.front());
+    for (std::size_t i = 1; i < those.size(); ++i) {
+      text += (i == 1 ? " (and " : ", ") + std::to_string(those[i]);
     }
-    std::string others;
-    for (auto other = first + 1; other != doings.end(); ++other) {
-      if (other->second == first->second) {
-        others += (others.empty() ? " (and " : ", ") + std::to_string(other->first);
-      }
-    }
-    text += (text.empty() ? "" : "; ") + std::string(what) + " " + std::to_string(first->first) +
-            others + (others.empty() ? " " : ") ") + first->second;
+    text += (those.size() > 1 ? ") " : " ") + std::string(doing);
+  }
+  if (text.size() > kMostBytes) {
+    text.resize(kMostBytes);
+    text += " ...";
   }
   return text;
 }
@@ -147,7 +159,8 @@ Stalemate FindStalemate(const Session& session, std::optional<std::uint64_t> gro
       if (call.has_waited || call.is_left) {
         doing += doing.empty() ? "" : ", and ";
         doing += call.is_left ? "has ended, before others came to it, " : "waits in ";
-        doing += call.text;
+        doing +=
+            call.text + ", execution " + std::to_string(call.name.occurrence) + " of this call";
       }
     }
   }

@@ -30,7 +30,7 @@ struct Stalemate {
 };
 
 /// "process 0 (and 2, 3) waits in this; process 1 waits in that", where `what` is "process": what
-/// each does, alike texts once.
+/// each does, alike texts once, those of the fewest first. Leaves room in a segment's cause.
 std::string DoingsText(std::string_view what,
                        const std::vector<std::pair<std::int64_t, std::string>>& doings);
 

@@ -113,6 +113,16 @@ bool Watchdog::IsSettled(std::int64_t run) {
   });
 }
 
+void Watchdog::Locate(std::vector<CallSite::UnderWay>& calls) const {
+  for (CallSite::UnderWay& call : calls) {
+    for (CallSite::Place& place : call.missing) {
+      for (auto site = sites_.begin(); place.device < 0 && site != sites_.end(); ++site) {
+        place.device = (*site)->DeviceIn(call.call.key.run, place.logical_id);
+      }
+    }
+  }
+}
+
 void Watchdog::Loop() {
   pthread_setname_np(pthread_self(), "jaxcoll-watch");
   std::unique_lock<std::mutex> lock(sites_mutex_);
@@ -132,6 +142,7 @@ void Watchdog::Loop() {
     for (CallSite* site : sites_) {
       site->AddUnderWay(now_ns, calls);
     }
+    Locate(calls);
     for (const CallSite::UnderWay& call : calls) {
       call.site->Check(call, calls, now_ns, timeout_ns_.load(std::memory_order_relaxed));
     }

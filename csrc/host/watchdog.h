@@ -77,6 +77,8 @@ class Watchdog {
 
   Watchdog();
   void Loop();
+  /// Fills in the devices of ranks that have not been at a call, but at another one of its run.
+  void Locate(std::vector<CallSite::UnderWay>& calls) const;  // requires sites_mutex_
   void LookNow();
 
   std::atomic<std::int64_t> timeout_ns_;

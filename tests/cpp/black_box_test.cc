@@ -4,7 +4,9 @@
 
 #include <atomic>  // std::atomic
 #include <chrono>  // std::chrono::microseconds
+#include <map>     // std::map
 #include <memory>  // std::shared_ptr
+#include <set>     // std::set
 #include <string>  // std::string
 #include <thread>  // std::thread
 #include <vector>  // std::vector
@@ -142,25 +144,61 @@ void TheLastCallOfADevice(Context& context) {
   DescribeSite(5004, "the call in question");
   const BlackBox& box = BlackBox::Get();
   const std::int64_t now_ns = NowNs();
-  context.Expect(LastCallText(box, 1600, now_ns) == "no call yet", "none");
+  context.Expect(LastCallText(box, {1600}, now_ns) == "no call yet", "none");
   Recorder::Entry& entry =
       Recorder::Get().Begin(1600, {.site = 5004, .now_ns = now_ns - 3 * kSecond});
-  context.Expect(LastCallText(box, 1600, now_ns) ==
+  context.Expect(LastCallText(box, {1600}, now_ns) ==
                      "waits, since 3.0 s, in the call in question (call 1 of device 1600)",
-                 LastCallText(box, 1600, now_ns));
+                 LastCallText(box, {1600}, now_ns));
   entry.Set(Moment::kResumed, now_ns - kSecond);
-  context.Expect(LastCallText(box, 1600, now_ns) ==
+  context.Expect(LastCallText(box, {1600}, now_ns) ==
                      "last call, failed 1.0 s ago: the call in question (call 1 of device 1600)",
-                 LastCallText(box, 1600, now_ns));
+                 LastCallText(box, {1600}, now_ns));
   entry.Set(Moment::kMoved, now_ns - kSecond);
-  context.Expect(LastCallText(box, 1600, now_ns) ==
+  context.Expect(LastCallText(box, {1600}, now_ns) ==
                      "last call, ended 1.0 s ago: the call in question (call 1 of device 1600)",
-                 LastCallText(box, 1600, now_ns));
+                 LastCallText(box, {1600}, now_ns));
   Recorder::Get().Begin(1600, {.site = 5004, .now_ns = now_ns - kSecond / 2});
-  context.Expect(LastCallText(box, 1600, now_ns) ==
+  context.Expect(LastCallText(box, {1600}, now_ns) ==
                      "waits, since 0.5 s, in the call in question (call 2 of device 1600); "
                      "last call, ended 1.0 s ago: the call in question (call 1 of device 1600)",
-                 LastCallText(box, 1600, now_ns));
+                 LastCallText(box, {1600}, now_ns));
+}
+
+/// Of a group's ranks in a process, by its calls: who is in a call, and where the others are.
+void TheRanksOfACall(Context& context) {
+  DescribeSite(5005, "the call before");
+  const BlackBox& box = BlackBox::Get();
+  const std::int64_t now_ns = NowNs();
+  const auto call = [&](std::int64_t device, std::uint64_t site, std::int64_t rank,
+                        std::int64_t execution) -> Recorder::Entry& {
+    Recorder::Entry& entry = Recorder::Get().Begin(
+        device, {.site = site, .group = 77, .rank = rank, .now_ns = now_ns - kSecond});
+    entry.execution.store(execution);
+    return entry;
+  };
+  call(1700, 5005, 0, 3);
+  for (const std::int64_t execution : {3, 4}) {
+    call(1701, 5006, 1, execution).Set(Moment::kResumed, now_ns);
+  }
+  call(1702, 5006, 2, 3);
+  call(1703, 5006, 3, 4);
+  const RanksThere ranks = FindRanks(box, 77, 5006, 4);
+  context.Expect(ranks.in_call == std::set<std::int64_t>{3}, "the one that waits in it");
+  const std::map<std::int64_t, std::int64_t> devices{{0, 1700}, {1, 1701}, {2, 1702}, {3, 1703}};
+  context.Expect(ranks.device_of == devices, "all have called");
+  context.Expect(LastCallOfRank(box, ranks, 0, now_ns) ==
+                     "waits, since 1.0 s, in the call before (call 1 of device 1700)",
+                 LastCallOfRank(box, ranks, 0, now_ns));
+  RanksThere others = ranks;
+  for (const std::int64_t device : DevicesIn(box)) {
+    if (device != 1700) {
+      others.device_of[device] = device;
+    }
+  }
+  others.device_of.erase(0);
+  context.Expect(LastCallOfRank(box, others, 0, now_ns) == LastCallOfRank(box, ranks, 0, now_ns),
+                 "the device on which no other rank is");
 }
 
 }  // namespace
@@ -175,6 +213,7 @@ int main(int argc, char** argv) {
                    {"AQuestionIsAnswered", AQuestionIsAnswered},
                    {"WhoCompilesOrPausesIsExcused", WhoCompilesOrPausesIsExcused},
                    {"TheLastCallOfADevice", TheLastCallOfADevice},
+                   {"TheRanksOfACall", TheRanksOfACall},
                    {"TheLatestSitesAreKept", TheLatestSitesAreKept}},
                   argc, argv);
 }

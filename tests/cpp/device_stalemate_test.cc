@@ -76,7 +76,8 @@ void DifferentCallsFailAll(Context& context) {
   Contains(context, text,
            "called different collectives, or the same in another order: device 100 ");
   Contains(context, text,
-           "device 100 waits in the first call; device 101 waits in the second call");
+           "device 100 waits in the first call, execution 1 of this call; device 101 waits in the "
+           "second call, execution 1 of this call; run ");
 }
 
 /// Who computes may be on its way.

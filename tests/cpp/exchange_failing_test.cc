@@ -103,7 +103,7 @@ void WhoCompilesIsWaitedFor(Context& context) {
   const CallData next_data(SmallOp(), 2, 1);
   Errors errors;
   RunThreads(context, 1, [&](std::size_t) { Fails(site, 0, next, next_data, errors).Start(); });
-  errors.Expect(context, 1, {"for rank 1 (process 41", "rank 1: ", "of device 100"});
+  errors.Expect(context, 1, {"for rank 1 (process 41", "rank 1: ", "of device 101"});
   header.beat_ns.store(0);
 }
 
@@ -144,6 +144,38 @@ void ARankThatIsMissingInItsProcessFailsTheOthers(Context& context) {
   errors.Expect(context, 2,
                 {"the call with a missing rank: waited 0.", "for rank 2 (partition 2) of 3",
                  "in this process; arrived: rank 1 (device 101)"});
+}
+
+/// Rank 2 has come, and is not blamed for what rank 3 of the same process did not do.
+void OfAProcessOnlyThoseThatAreMissingAreNamed(Context& context) {
+  const Limit limit(400 * kMs);
+  DescribeSite(213, "the call in question");
+  DescribeSite(214, "the call before");
+  Host host(2);
+  for (std::size_t process = 0; process < 2; ++process) {
+    for (std::size_t seat = 0; seat < 2; ++seat) {
+      host.job(process).session()->Observe(seat, BlackBox::Map(BlackBox::Get().memory()));
+    }
+  }
+  const SharedSite site(host, 213, OneGroup(4), {0, 0, 1, 1}, SmallOp().make);
+  const SharedSite before(host, 214, OneGroup(4), {0, 0, 1, 1}, SmallOp().make);
+  Succeeds(context, before, SmallOp(), 4);
+  const CallData data(SmallOp(), 4, 1);
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) {
+    Fails(site, 0, run, data, errors).Start();
+    Fails(site, 1, run, data, errors).Start();
+    SleepMs(200);  // so that the other process's limit is not over first
+    Fails(site, 2, run, data, errors).Start();
+  });
+  errors.Expect(context, 3,
+                {" for rank 3 (process 41, pid ",
+                 "; arrived: rank 0, 1 (process 40), rank 2 (process 41); execution 1 ",
+                 "\n  rank 3: last call, ended 0.", " ago: the call before (call "});
+  for (const std::string& text : errors.texts()) {
+    context.Expect(text.find("rank 2:") == std::string::npos, text);
+  }
 }
 
 /// A call between ranks of one process that fails keeps them from what the others wait for.
@@ -189,8 +221,8 @@ void DifferentCallsFailBoth(Context& context) {
     const std::int64_t took_ns = NowNs() - start_ns;
     context.Expect(took_ns < 2000 * kMs, std::to_string(took_ns / kMs) + " ms");
     errors.Expect(context, 4,
-                  {"process 40 (and 41) waits in the call of two",
-                   "process 42 waits in the call of the third"});
+                  {"process 42 waits in the call of the third, execution 1 of this call; "
+                   "process 41 (and 40) waits in the call of two, execution 1 of this call"});
   }
 }
 
@@ -377,19 +409,21 @@ void AnOldCallMeetsNoNewOne(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
-  return RunTests({{"AProcessThatNeverComesIsNamed", AProcessThatNeverComesIsNamed},
-                   {"WhoCompilesIsWaitedFor", WhoCompilesIsWaitedFor},
-                   {"AFailedCallIsRecordedAsOne", AFailedCallIsRecordedAsOne},
-                   {"ARankThatIsMissingInItsProcessFailsTheOthers",
-                    ARankThatIsMissingInItsProcessFailsTheOthers},
-                   {"AFailureInsideAProcessFailsTheOthers", AFailureInsideAProcessFailsTheOthers},
-                   {"DifferentCallsFailBoth", DifferentCallsFailBoth},
-                   {"WaitsOfAnyLengthAreNoMismatch", WaitsOfAnyLengthAreNoMismatch},
-                   {"AProcessThatLeavesIsNotWaitedFor", AProcessThatLeavesIsNotWaitedFor},
-                   {"EveryLaterCallFailsAtOnce", EveryLaterCallFailsAtOnce},
-                   {"AllWorksInTheNextSegment", AllWorksInTheNextSegment},
-                   {"AttachingDoesNotMendCallsInProgress", AttachingDoesNotMendCallsInProgress},
-                   {"ALateRankLeavesTheNewSegmentAlone", ALateRankLeavesTheNewSegmentAlone},
-                   {"AnOldCallMeetsNoNewOne", AnOldCallMeetsNoNewOne}},
-                  argc, argv);
+  return RunTests(
+      {{"AProcessThatNeverComesIsNamed", AProcessThatNeverComesIsNamed},
+       {"WhoCompilesIsWaitedFor", WhoCompilesIsWaitedFor},
+       {"AFailedCallIsRecordedAsOne", AFailedCallIsRecordedAsOne},
+       {"ARankThatIsMissingInItsProcessFailsTheOthers",
+        ARankThatIsMissingInItsProcessFailsTheOthers},
+       {"OfAProcessOnlyThoseThatAreMissingAreNamed", OfAProcessOnlyThoseThatAreMissingAreNamed},
+       {"AFailureInsideAProcessFailsTheOthers", AFailureInsideAProcessFailsTheOthers},
+       {"DifferentCallsFailBoth", DifferentCallsFailBoth},
+       {"WaitsOfAnyLengthAreNoMismatch", WaitsOfAnyLengthAreNoMismatch},
+       {"AProcessThatLeavesIsNotWaitedFor", AProcessThatLeavesIsNotWaitedFor},
+       {"EveryLaterCallFailsAtOnce", EveryLaterCallFailsAtOnce},
+       {"AllWorksInTheNextSegment", AllWorksInTheNextSegment},
+       {"AttachingDoesNotMendCallsInProgress", AttachingDoesNotMendCallsInProgress},
+       {"ALateRankLeavesTheNewSegmentAlone", ALateRankLeavesTheNewSegmentAlone},
+       {"AnOldCallMeetsNoNewOne", AnOldCallMeetsNoNewOne}},
+      argc, argv);
 }

@@ -4,7 +4,7 @@
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t
 #include <functional>  // std::function
-#include <memory>      // std::make_shared
+#include <memory>      // std::make_shared, std::make_unique
 #include <string>      // std::string
 #include <utility>     // std::move
 #include <vector>      // std::vector
@@ -67,6 +67,35 @@ void ARankThatNeverCameHasAName(Context& context) {
   Contains(context, errors.texts().at(0), "arrived: rank 1 (device 104)");
   Contains(context, errors.texts().at(0),
            "for rank 0 (partition 6), 2 (partition 2), 3 (partition 0)");
+}
+
+/// It has a device where it has been at another call of the run, and then all that is known of it.
+void ARankIsKnownByAnotherCallOfItsRun(Context& context) {
+  const Limit limit(100 * kMs);
+  DescribeSite(79, "the call before");
+  DescribeSite(80, "the call elsewhere");
+  const Site before = MakeSite(79, OneGroup(3), std::make_unique<StampWork>());
+  const Site elsewhere = MakeSite(80, {{1, 2}}, IdleWork());
+  const Site site = MakeSite(81, OneGroup(2), IdleWork());
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, 3, [&](std::size_t rank) { return Succeeds(*before, 3, rank, run); });
+  Errors errors;
+  const auto goes_elsewhere = [&]() -> Program {
+    Stamped stamped(2);
+    CallResult result = co_await stamped.Begin(*elsewhere, /*logical_id=*/1, /*rank=*/0, run, 0);
+    errors.Add(std::move(result.error));
+  };
+  RunThreads(context, 1, [&](std::size_t) {
+    Fails(*site, 2, 0, run, errors).Start();
+    SleepMs(50);  // else its limit may be over first
+    goes_elsewhere().Start();
+  });
+  const std::string& text = errors.texts().at(0);
+  Contains(context, text, "for rank 1 (device 101) of 2");
+  Contains(context, text, "\n  rank 1: waits, since 0.");
+  Contains(context, text, " in the call elsewhere (call ");
+  Contains(context, text, "; last call, ended 0.");
+  Contains(context, text, "\n  device 102, for which device 101 waits: last call, ended 0.");
 }
 
 /// XLA's numbers of runs are any numbers.
@@ -446,6 +475,7 @@ int main(int argc, char** argv) {
   return RunTests(
       {{"ADeadlineNamesWhoCameAndWhoDidNot", ADeadlineNamesWhoCameAndWhoDidNot},
        {"ARankThatNeverCameHasAName", ARankThatNeverCameHasAName},
+       {"ARankIsKnownByAnotherCallOfItsRun", ARankIsKnownByAnotherCallOfItsRun},
        {"RunZeroHasADeadline", RunZeroHasADeadline},
        {"ALateRankGetsTheSameErrorAndTouchesNothing", ALateRankGetsTheSameErrorAndTouchesNothing},
        {"ALateRankIsTurnedAwayByTheMeetingItself", ALateRankIsTurnedAwayByTheMeetingItself},

@@ -1,26 +1,33 @@
 // tests/cpp/forks_test.cc: ranks in processes of their own, forked from this one, which has no
 // thread and only waits: programs drawn by chance, and processes that are killed, stopped or leave.
+#include <fcntl.h>      // open
 #include <sys/prctl.h>  // prctl
 #include <sys/wait.h>   // waitpid
 #include <unistd.h>     // alarm, close, fork, _exit
 
-#include <algorithm>   // std::any_of, std::max_element, std::min, std::shuffle
-#include <cerrno>      // errno
-#include <chrono>      // std::chrono::microseconds
-#include <csignal>     // kill, SIGCONT, SIGKILL, SIGSTOP
-#include <cstddef>     // std::size_t
-#include <cstdint>     // std::int64_t, std::uint64_t
-#include <cstdio>      // std::fflush, std::printf
-#include <functional>  // std::function
-#include <memory>      // std::make_shared, std::make_unique, std::unique_ptr
-#include <mutex>       // std::mutex
-#include <numeric>     // std::iota
-#include <string>      // std::string, std::to_string
-#include <thread>      // std::this_thread
-#include <vector>      // std::vector
+#include <algorithm>     // std::any_of, std::max_element, std::min, std::shuffle
+#include <cerrno>        // errno
+#include <chrono>        // std::chrono::microseconds
+#include <csignal>       // kill, SIGCONT, SIGKILL, SIGSTOP
+#include <cstddef>       // std::size_t
+#include <cstdint>       // std::int64_t, std::uint64_t
+#include <cstdio>        // std::fflush, std::printf
+#include <filesystem>    // std::filesystem::directory_iterator, std::filesystem::read_symlink
+#include <functional>    // std::function
+#include <map>           // std::map
+#include <memory>        // std::make_shared, std::make_unique, std::shared_ptr, std::unique_ptr
+#include <mutex>         // std::mutex
+#include <numeric>       // std::iota
+#include <string>        // std::string, std::to_string
+#include <system_error>  // std::error_code
+#include <thread>        // std::this_thread
+#include <utility>       // std::move
+#include <vector>        // std::vector
 
 #include "core/clock.h"
+#include "host/black_box.h"
 #include "host/job.h"
+#include "host/recorder.h"
 #include "host/segment.h"
 #include "host/watchdog.h"
 #include "ops.h"
@@ -99,6 +106,61 @@ class FirstError {
   std::string text_;
 };
 
+/// The black box of a process, as others find it; null where it has none yet.
+std::shared_ptr<const BlackBox> BoxOf(std::int64_t pid) {
+  std::error_code error;
+  const std::string files = "/proc/" + std::to_string(pid) + "/fd";
+  for (const auto& file : std::filesystem::directory_iterator(files, error)) {
+    const std::string target = std::filesystem::read_symlink(file.path(), error).string();
+    if (target.find("jaxcoll-black-box") == std::string::npos) {
+      continue;
+    }
+    const int memory = open(file.path().c_str(), O_RDWR | O_CLOEXEC);
+    std::shared_ptr<const BlackBox> box = BlackBox::Map(memory);
+    close(memory);
+    return box;
+  }
+  return nullptr;
+}
+
+/// Has the session read what the other processes tell about themselves, which takes until all have
+/// sat down.
+void ObserveOthers(Session& session) {
+  for (std::size_t seat = 0; seat < session.processes().size(); ++seat) {
+    if (seat == session.seat()) {
+      continue;
+    }
+    std::shared_ptr<const BlackBox> box;
+    for (int i = 0; i < 5000 && box == nullptr; ++i) {
+      SleepMs(1);
+      box = BoxOf(session.segment().seat(seat).pid.load(std::memory_order_acquire));
+    }
+    session.Observe(seat, std::move(box));
+  }
+}
+
+/// What a process did last, as texts say it, by device.
+std::vector<std::string> LastCalls(const BlackBox& box) {
+  std::map<std::int64_t, CallRecord> last;
+  const auto end = [](const CallRecord& record) {
+    return record.moments_ns[static_cast<std::size_t>(Moment::kResumed)];
+  };
+  for (const CallRecord& record : RecordsIn(box)) {
+    if (end(record) > end(last[record.device])) {
+      last[record.device] = record;
+    }
+  }
+  std::vector<std::string> texts;
+  for (const auto& [device, record] : last) {
+    if (end(record) > 0) {
+      texts.push_back(" s ago: call " + std::to_string(record.site) + " (call " +
+                      std::to_string(record.sequence) + " of device " + std::to_string(device) +
+                      ")");
+    }
+  }
+  return texts;
+}
+
 /// What one process does: calls drawn by chance until `num_calls` are over or one fails. Returns
 /// the exit code; `error` gets the cause.
 int RunProgram(const Team& team, std::size_t process, int memory, std::size_t num_calls,
@@ -109,6 +171,7 @@ int RunProgram(const Team& team, std::size_t process, int memory, std::size_t nu
   std::vector<std::int64_t> seats(NumProcesses(team));
   std::iota(seats.begin(), seats.end(), kFirstProcess);
   std::shared_ptr<Session> session;
+  BlackBox::Get();  // which others find once this process has sat down
   if (status.ok()) {
     status = Session::Begin(segment, seats, seats[process], session);
   }
@@ -116,6 +179,7 @@ int RunProgram(const Team& team, std::size_t process, int memory, std::size_t nu
     error = status.message;
     return kWrong;
   }
+  ObserveOthers(*session);
   Job::Get().Attach(session);
   Watchdog::Get().SetTimeout(team.timeout_ns);
 
@@ -231,6 +295,20 @@ std::vector<Child> Fork(Context& context, const Team& team, const Body& body) {
   return children;
 }
 
+/// The black box of a child that has ended some calls.
+std::shared_ptr<const BlackBox> BoxAtWork(Context& context, const Child& child) {
+  constexpr std::uint64_t kSome = 30;
+  std::shared_ptr<const BlackBox> box;
+  std::uint64_t num_calls = 0;
+  for (int i = 0; i < 10'000 && num_calls < kSome; ++i) {
+    SleepMs(1);
+    box = box == nullptr ? BoxOf(child.pid) : box;
+    num_calls = box == nullptr || box->num_rings() == 0 ? 0 : box->ring(0).next.load();
+  }
+  context.Expect(num_calls >= kSome, "it works");
+  return box;
+}
+
 /// How the child ended: its exit code, or minus the signal; `error` gets what it said.
 int Await(const Child& child, std::string& error) {
   char text[4096];
@@ -250,8 +328,9 @@ void Contains(Context& context, const std::string& text, const std::string& part
                  [&] { return "expected \"" + part + "\" in: " + text; });
 }
 
+/// Also with one of `any_of`, where there are some.
 void ExpectEnd(Context& context, const Child& child, int wanted,
-               const std::vector<std::string>& parts) {
+               const std::vector<std::string>& parts, const std::vector<std::string>& any_of = {}) {
   std::string error;
   const int code = Await(child, error);
   context.Expect(code == wanted, [&] {
@@ -261,6 +340,11 @@ void ExpectEnd(Context& context, const Child& child, int wanted,
   for (const std::string& part : parts) {
     Contains(context, error, part);
   }
+  const auto is_there = [&](const std::string& part) {
+    return error.find(part) != std::string::npos;
+  };
+  context.Expect(any_of.empty() || std::any_of(any_of.begin(), any_of.end(), is_there),
+                 [&] { return "expected \"" + any_of[0] + "\" or the like in: " + error; });
 }
 
 // ---- Tests ------------------------------------------------------------------------------------
@@ -292,17 +376,21 @@ void AKilledProcessIsNamed(Context& context) {
         Fork(context, team, [&](std::size_t process, int memory, std::string& error) {
           return RunProgram(team, process, memory, kEndless, error);
         });
-    SleepMs(static_cast<std::int64_t>(100 + 37 * i));
     const std::size_t victim = i % 3;
+    const std::shared_ptr<const BlackBox> box = BoxAtWork(context, children[victim]);
+    SleepMs(static_cast<std::int64_t>(37 * i));
     kill(children[victim].pid, SIGKILL);
+    ExpectEnd(context, children[victim], -SIGKILL, {});
+    const std::vector<std::string> last_calls = LastCalls(*box);
+    context.Expect(!last_calls.empty(), "what it did last is there still");
     const std::string name = "(process " + std::to_string(kFirstProcess + victim) + ", pid " +
                              std::to_string(children[victim].pid) + ", gone)";
     for (std::size_t process = 0; process < children.size(); ++process) {
       if (process != victim) {
-        ExpectEnd(context, children[process], kFailed, {name, "(the process is gone)", "call "});
+        ExpectEnd(context, children[process], kFailed,
+                  {name, "(the process is gone)", "last call, ended "}, last_calls);
       }
     }
-    ExpectEnd(context, children[victim], -SIGKILL, {});
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>   // std::int64_t, std::uint64_t
 #include <optional>  // std::nullopt
 #include <string>    // std::string, std::to_string
+#include <utility>   // std::pair
 #include <vector>    // std::vector
 
 #include "core/clock.h"
@@ -89,7 +90,9 @@ void DifferentCallsOfOneGroup(Context& context) {
   context.Expect(all.Found(0).empty(), "the third may come");
   all.In(2, {kGroupOfAll, 12, {0, 1, 2}});
   const std::string text =
-      "process 42 waits in call 12; process 41 (and 40) waits in call 11";
+      "process 42 waits in call 12, execution 3 of this call; process 41 (and 40) waits in call "
+      "11, "
+      "execution 3 of this call";
   for (std::size_t process = 0; process < 3; ++process) {
     context.Expect(all.Found(process, kGroupOfAll) == text, [&] { return all.Found(process); });
     context.Expect(all.Found(process) == text, "among the calls of all groups, too");
@@ -128,11 +131,30 @@ void WhoIsAheadOfACallIsInIt(Context& context) {
   context.Expect(both.Found(0, kGroupOfAll).empty(), "1 may come");
   both.In(1, {kGroupOfAll, 12, {0}});
   const std::string text =
-      "process 41 waits in call 12; process 40 has ended, before others came to it, call 11";
+      "process 41 waits in call 12, execution 3 of this call; process 40 has ended, before others "
+      "came to it, call 11, execution 3 of this call";
   context.Expect(both.Found(1, kGroupOfAll) == text, [&] { return both.Found(1, kGroupOfAll); });
   context.Expect(both.Found(1).empty(), "0 may come to 12");
   both.HasRead(1, 0);
   context.Expect(both.Found(1, kGroupOfAll).empty(), "1 has come to 11 before");
+}
+
+void TheOddOneOutComesFirst(Context& context) {
+  const std::string text = DoingsText(
+      "process", {{0, "waits in A"}, {1, "waits in A"}, {2, "waits in B"}, {3, "waits in A"}});
+  context.Expect(text == "process 2 waits in B; process 0 (and 1, 3) waits in A", text);
+  const std::string tie = DoingsText("device", {{0, "waits in A"}, {1, "waits in B"}});
+  context.Expect(tie == "device 0 waits in A; device 1 waits in B", tie);
+}
+
+/// What stands after them in an error is not lost.
+void ManyCallsLeaveRoomInACause(Context& context) {
+  std::vector<std::pair<std::int64_t, std::string>> doings;
+  for (std::int64_t i = 0; i < 256; ++i) {
+    doings.emplace_back(i, "waits in " + std::to_string(i) + std::string(1000, 'x'));
+  }
+  const std::size_t bytes = DoingsText("process", doings).size();
+  context.Expect(bytes > 10'000 && bytes + 4096 < Segment::kMaxCauseBytes, std::to_string(bytes));
 }
 
 /// 0 waits for 1 in the first group, 1 for 2 in the second, 2 for 0 in the third.
@@ -169,6 +191,8 @@ int main(int argc, char** argv) {
                    {"WhoHasNotWaitedForLongMayGoOn", WhoHasNotWaitedForLongMayGoOn},
                    {"WhoHasEndedACallHasComeToIt", WhoHasEndedACallHasComeToIt},
                    {"WhoIsAheadOfACallIsInIt", WhoIsAheadOfACallIsInIt},
+                   {"TheOddOneOutComesFirst", TheOddOneOutComesFirst},
+                   {"ManyCallsLeaveRoomInACause", ManyCallsLeaveRoomInACause},
                    {"ACircleOfGroups", ACircleOfGroups},
                    {"OneWayOutIsEnough", OneWayOutIsEnough}},
                   argc, argv);
