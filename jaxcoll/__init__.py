@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jaxcoll.collectives.reduce_scatter import reduce_scatter as reduce_scatter
     from jaxcoll.diagnosis.dumps import dump as dump
     from jaxcoll.diagnosis.errors import ErrorInfo as ErrorInfo
+    from jaxcoll.diagnosis.errors import MismatchedCall as MismatchedCall
     from jaxcoll.diagnosis.errors import MissingRank as MissingRank
     from jaxcoll.diagnosis.errors import error_info as error_info
     from jaxcoll.diagnosis.trace import trace as trace
@@ -103,6 +104,7 @@ _HOMES = {
     "DistributedMetrics": "jaxcoll.parallel.metrics",
     "ErrorInfo": "jaxcoll.diagnosis.errors",
     "Info": "jaxcoll._info",
+    "MismatchedCall": "jaxcoll.diagnosis.errors",
     "MissingRank": "jaxcoll.diagnosis.errors",
     "MixedPrecisionPolicy": "jaxcoll.parallel.precision",
     "NativeUnavailableError": "jaxcoll._errors",

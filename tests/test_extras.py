@@ -12,12 +12,12 @@ import jaxcoll.nnx
 
 WITHOUT_FLAX = {
     *("CollectiveError", "DeviceMeshManager", "DevicePlacement", "Info", "NativeUnavailableError"),
-    *("ErrorInfo", "MissingRank", "allow_pause", "dump", "error_info", "trace", "watch"),
+    *("ErrorInfo", "MismatchedCall", "MissingRank", "allow_pause", "dump", "error_info", "trace"),
     *("Report", "accelerate_lax", "all_gather", "all_gather_matmul", "all_reduce", "all_to_all"),
     *("broadcast", "config", "explain", "info", "initialize", "make_mesh", "models", "nnx"),
     *("MixedPrecisionPolicy", "PipelineSchedule", "describe", "draw", "optax", "partition_layers"),
     *("matmul_reduce_scatter", "ppermute", "reduce_scatter", "reset", "simulate_cpu_devices"),
-    *("clip_by_global_norm", "global_norm", "using", "vocab_parallel_cross_entropy"),
+    *("clip_by_global_norm", "global_norm", "using", "vocab_parallel_cross_entropy", "watch"),
 }
 
 # Imports as if these were not installed.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from jaxcoll import _steps
@@ -16,10 +15,14 @@ _CALL = re.compile(
 # XLA's own, which the engine runs: `for` the operations that they are part of.
 _XLA_CALL = re.compile(
     r"(?P<op>\w+) of XLA(?: \(\w+\))?: (?P<operands>\w+\[\d+\]) \((?P<bytes>\d+) bytes\), "
-    r"(?:devices [\d, .()-]+?|from device \d+ to device \d+)(?:, for (?P<origins>.+?))?: waited"
+    r"(?:devices [\d, .()-]+?|from device \d+ to device \d+)(?:, for (?P<origins>.+?))?"
+    r"(?=: waited|, execution \d)"
 )
 _MISMATCH = re.compile("the (processes|devices)( of process \\d+)? called different collectives")
 _OR = ", or "  # between alike calls
+# Of a mismatch: those that do the same, and each thing that they do.
+_DOING = re.compile(r"(?:^|; )(?:process|device) (\d+)(?: \(and ([\d, ]+)\))? (?=waits|has ended)")
+_IN = re.compile(r"(?:waits in|and in|before others came to it,) ")
 _WAITED = re.compile(r"waited (\d+\.\d) s")
 _LIMIT = re.compile(r"the limit is (\d+\.\d) s")
 _EXECUTION = re.compile(r"execution (\d+) of this call")
@@ -50,6 +53,33 @@ class MissingRank:
 
 
 @dataclasses.dataclass(frozen=True)
+class MismatchedCall:
+    """One of the different collectives that ranks called.
+
+    What the text does not say of it is None or empty.
+
+    Attributes:
+        where: the processes that wait in it, or have ended it before others came to it; devices
+            where those of one process called different collectives.
+        op: the collective, `all_reduce`.
+        axes: the mesh axes of the call.
+        operands: types of the operands of one rank, as in `f32[8,128]`; more than four are counted
+            in the last entry.
+        bytes: of all operands of one rank.
+        source: the user's `file:line (function)`, or several with `or`.
+        execution: which execution of that call it is, as `ErrorInfo.execution` counts.
+    """
+
+    where: tuple[int, ...]
+    op: str | None
+    axes: tuple[str, ...]
+    operands: tuple[str, ...]
+    bytes: int | None
+    source: str | None
+    execution: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class ErrorInfo:
     """What a `CollectiveError` says.
 
@@ -72,6 +102,7 @@ class ErrorInfo:
             empty where the text has not all.
         arrived: ranks of the group that had come.
         missing: those that had not.
+        calls: of a mismatch, the different calls; those that the fewest wait in first.
         dump: the folder with the dumps of the job, for `jaxcoll doctor`.
         text: all that was said.
     """
@@ -88,6 +119,7 @@ class ErrorInfo:
     group: tuple[int, ...]
     arrived: tuple[int, ...]
     missing: tuple[MissingRank, ...]
+    calls: tuple[MismatchedCall, ...]
     dump: str | None
     text: str
 
@@ -115,24 +147,27 @@ def error_info(error: BaseException | str) -> ErrorInfo | None:
     note_seen(text)
     head = text.splitlines()[0]
     waited, limit = _WAITED.search(head), _LIMIT.search(head)
-    execution, folder = _EXECUTION.search(head), _FOLDER.search(text)
-    calls = _calls(head)
-    sizes = {call.bytes for call in calls}
+    is_mismatch = _MISMATCH.match(head) is not None
+    execution = None if is_mismatch else _EXECUTION.search(head)
+    folder = _FOLDER.search(text)
+    calls, end = _calls(head)
+    call = _common(calls if head.startswith(":", end) else [])
     places, came, missing = _ranks(head, dict(_details(text)))
     ranks = sorted(places)
     return ErrorInfo(
-        kind="mismatch" if _MISMATCH.match(head) else "missing" if missing else "other",
-        op=_common(call.op for call in calls),
-        axes=tuple(re.findall(r'"([^"]+)"', _common(call.axes for call in calls) or "")),
-        operands=_operands(_common(call.operands for call in calls) or ""),
-        bytes=sizes.pop() if len(sizes) == 1 else None,
-        source=" or ".join(call.source for call in calls if call.source) or None,
+        kind="mismatch" if is_mismatch else "missing" if missing else "other",
+        op=call.op,
+        axes=call.axes,
+        operands=call.operands,
+        bytes=call.bytes,
+        source=call.source,
         execution=int(execution[1]) if execution else None,
         waited_s=float(waited[1]) if waited else None,
         limit_s=float(limit[1]) if limit else None,
         group=tuple(places[r] for r in ranks) if ranks == list(range(len(ranks))) else (),
         arrived=came,
         missing=missing,
+        calls=_mismatched(head) if is_mismatch else (),
         dump=folder[1] if folder else None,
         text=text,
     )
@@ -201,37 +236,66 @@ def _line(text: str) -> str:
 
 
 class _Call(NamedTuple):
-    """What a text says of a call."""
+    """What a text says of a call, or of alike ones what they share."""
 
-    op: str
-    axes: str
-    operands: str
-    bytes: int
+    op: str | None
+    axes: tuple[str, ...]
+    operands: tuple[str, ...]
+    bytes: int | None
     source: str | None
 
 
-def _calls(head: str) -> list[_Call]:
-    """Returns the call that a text begins with, or the alike ones between which it can't tell."""
-    if (call := _XLA_CALL.match(head)) is not None:
+def _calls(text: str, at: int = 0) -> tuple[list[_Call], int]:
+    """Returns the call at a place of a text, or the alike ones between which it can't tell.
+
+    And where they end.
+    """
+    if (call := _XLA_CALL.match(text, at)) is not None:
         origins = (call["origins"] or "").split(_OR)
         source = " or ".join(filter(None, (origin.rpartition(" at ")[2] for origin in origins)))
-        return [_Call(call["op"], "", call["operands"], int(call["bytes"]), source or None)]
+        said = _Call(call["op"], (), (call["operands"],), int(call["bytes"]), source or None)
+        return [said], call.end()
     calls: list[_Call] = []
-    at = end = 0
-    while (call := _CALL.match(head, at)) is not None:
+    end = at
+    while (call := _CALL.match(text, at)) is not None:
+        axes = tuple(re.findall(r'"([^"]+)"', call["axes"]))
         size = int(call["bytes"].replace(",", ""))
-        calls.append(_Call(call["op"], call["axes"], call["operands"], size, call["source"]))
+        calls.append(_Call(call["op"], axes, _operands(call["operands"]), size, call["source"]))
         end = call.end()
         at = end + len(_OR)
-        if not head.startswith(_OR, end):
+        if not text.startswith(_OR, end):
             break
-    return calls if head.startswith(":", end) else []
+    return calls, end
 
 
-def _common(texts: Iterable[str]) -> str | None:
-    """Returns what all texts say, or None."""
-    different = {*texts}
-    return different.pop() if len(different) == 1 else None
+def _common(calls: list[_Call]) -> _Call:
+    """Returns what all calls share, and the source lines of all."""
+    if not calls:
+        return _Call(None, (), (), None, None)
+    common = calls[0]
+    for call in calls[1:]:
+        common = _Call(
+            common.op if call.op == common.op else None,
+            common.axes if call.axes == common.axes else (),
+            common.operands if call.operands == common.operands else (),
+            common.bytes if call.bytes == common.bytes else None,
+            " or ".join(filter(None, (common.source, call.source))) or None,
+        )
+    return common
+
+
+def _mismatched(head: str) -> tuple[MismatchedCall, ...]:
+    """Returns the calls that a mismatch names."""
+    calls: list[MismatchedCall] = []
+    doings = _DOING.split(head[head.index(": ") + 2 :])[1:]
+    for first, others, doing in zip(*[iter(doings)] * 3, strict=True):
+        where = (int(first), *map(int, others.split(", ") if others else ()))
+        for begin in _IN.finditer(doing):
+            found, end = _calls(doing, begin.end())
+            execution = _EXECUTION.search(doing, end)
+            number = int(execution[1]) if execution else None
+            calls.append(MismatchedCall(where, *_common(found), number))
+    return tuple(calls)
 
 
 def _operands(text: str) -> tuple[str, ...]:

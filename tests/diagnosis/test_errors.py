@@ -25,8 +25,10 @@ OF_PROCESSES = (
 )
 MISMATCH = (
     "jaxcoll.CollectiveError: the processes called different collectives, or the same in another "
-    'order: process 0 waits in all_reduce over "x" of f32[8] (32 bytes), called at a.py:1 (f); '
-    'process 1 waits in ppermute over "x" of f32[8] (32 bytes), called at a.py:2 (f)'
+    'order: process 1 waits in ppermute over "x", "y" of f32[8], i32[] (1,036 bytes), called at '
+    'a.py:2 (f), execution 3 of this call; process 0 (and 2, 3) waits in all_reduce over "x" of '
+    "f32[8] (32 bytes), called at a.py:1 (f), execution 17 of this call\n"
+    '  more: jaxcoll doctor "/tmp/dumps"'
 )
 
 
@@ -54,6 +56,34 @@ def test_the_fields_of_a_mismatch():
     info = jaxcoll.error_info(RuntimeError(MISMATCH))
     assert info is not None
     assert (info.kind, info.op, info.source, info.missing) == ("mismatch", None, None, ())
+    assert (info.execution, info.dump) == (None, "/tmp/dumps")
+    alone, others = info.calls
+    assert alone == jaxcoll.MismatchedCall(
+        *((1,), "ppermute", ("x", "y"), ("f32[8]", "i32[]"), 1036, "a.py:2 (f)", 3)
+    )
+    assert others == jaxcoll.MismatchedCall(
+        *((0, 2, 3), "all_reduce", ("x",), ("f32[8]",), 32, "a.py:1 (f)", 17)
+    )
+
+
+def test_the_fields_of_a_mismatch_of_several_calls_each():
+    """Also of alike ones, of one that is over, of XLA's, and of what is cut short."""
+    call = 'all_gather over "x" of f32[8] (32 bytes), called at a.py:%d (f)'
+    xla = (
+        "all_reduce of XLA (sum): float32[256] (1024 bytes), devices 0-1, for jit(f)/dot at b.py:7"
+    )
+    info = jaxcoll.error_info(
+        "jaxcoll.CollectiveError: the processes called different collectives, or the same in "
+        f"another order: process 0 waits in {call % 1}, or {call % 2}, execution 4 of this call, "
+        f"and has ended, before others came to it, {xla}, execution 5 of this call; process 1 "
+        "waits in all_gather over ..."
+    )
+    assert info is not None
+    assert [(each.where, each.op, each.source, each.execution) for each in info.calls] == [
+        ((0,), "all_gather", "a.py:1 (f) or a.py:2 (f)", 4),
+        ((0,), "all_reduce", "b.py:7", 5),
+        ((1,), None, None, None),
+    ]
 
 
 def test_alike_calls_in_programs_of_one_name():
@@ -79,12 +109,22 @@ def test_alike_calls_in_programs_of_one_name():
 
 
 def test_devices_of_one_process_that_called_different_collectives():
-    text = MISMATCH.replace("the processes", "the devices of process 3").replace(
-        "process 0", "device 0"
+    call = (
+        'all_reduce over "x" of f32[8] (32 bytes), called at a.py:%d (f), execution %d of this call'
+    )
+    text = (
+        "jaxcoll.CollectiveError: the devices of process 3 called different collectives, or the "
+        f"same in another order: device 0 waits in {call % (1, 1)}, and in {call % (2, 5)}; "
+        f"device 1 waits in {call % (3, 2)}; run 17"
     )
     info = jaxcoll.error_info(text)
     assert info is not None
     assert (info.kind, info.op, info.missing) == ("mismatch", None, ())
+    assert [(each.where, each.source, each.execution) for each in info.calls] == [
+        ((0,), "a.py:1 (f)", 1),
+        ((0,), "a.py:2 (f)", 5),
+        ((1,), "a.py:3 (f)", 2),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +166,7 @@ def test_causes_are_looked_through():
 
 
 def late_rank(x):
+    x = jaxcoll.broadcast(x, "x")
     return jaxcoll.all_reduce(x + zero_late("x", rank=2, seconds=1.5), "x")
 
 
@@ -154,7 +195,12 @@ def test_an_error_of_one_process_says_what_the_missing_rank_does(half_a_second):
     assert info.source is not None
     assert re.search(r"test_errors\.py:\d+ \(late_rank\)", info.source)
     assert info.arrived == (0, 1, 3)
-    assert [late.rank for late in info.missing] == [2]
+    (late,) = info.missing
+    assert late.rank == 2
+    # It has never been at the call, but at another one of the same run.
+    assert re.match(
+        r"last call, ended \d\.\d s ago: broadcast over .*test_errors\.py", late.last_call
+    )
     assert info.limit_s == 0.5
     assert "in a callback" in info.text
     assert re.search(r'File ".*checks\.py", line \d+, in sleep', info.text)
