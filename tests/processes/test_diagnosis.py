@@ -117,6 +117,9 @@ def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
     assert got == status, text
     assert re.search(found, text), text
     assert re.search(place(waits), text), text
+    if fault == "dies":  # what a dead rank did last
+        assert re.search(rf"rank 2: last call, ended .*{place('evaluate')}", said), said
+        assert re.search(rf"Its last call ended .*{place('evaluate')}", text), text
     if processes > 1:  # the right rank's error on all the others, in time
         assert f'more: jaxcoll doctor "{tmp_path}"' in said
         assert len(raised) >= processes - 1
@@ -409,15 +412,20 @@ FAULTS_OF_A_JOB = 10
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [pytest.param(seed, marks=full if seed == 0 else pytest.mark.long) for seed in range(10)],
+    ("processes", "devices", "seed"),
+    [
+        pytest.param(*layout, seed, marks=full if seed == 0 else pytest.mark.long)
+        for layout, seeds in (((4, 1), 10), ((2, 2), 3))
+        for seed in range(seeds)
+    ],
 )
-def test_random_faults(seed, tmp_path):
-    """A hundred in all: every one diagnosed right, none hangs, and nothing is left behind."""
+def test_random_faults(processes, devices, seed, tmp_path):
+    """Over a hundred in all: every one diagnosed right, none hangs, and nothing is left behind."""
     before = set(Path("/dev/shm").iterdir())
     lines = run_job(
         *("faulty.py", seed, FAULTS_OF_A_JOB),
-        processes=4,
+        processes=processes,
+        devices=devices,
         expect=128 + 9,
         JAXCOLL_DUMP_DIR=str(tmp_path),
     )
@@ -426,7 +434,7 @@ def test_random_faults(seed, tmp_path):
     for rank, said in lines.items():
         assert len(said) == FAULTS_OF_A_JOB - (rank in dead), lines
         assert all(line.endswith("diagnosed") for line in said)
-    assert nothing_left(tmp_path, before, processes=4)
+    assert nothing_left(tmp_path, before, processes=processes)
 
 
 @pytest.mark.parametrize(
