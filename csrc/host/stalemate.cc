@@ -1,10 +1,10 @@
 #include "host/stalemate.h"
 
-#include <algorithm>    // std::any_of, std::find_if, std::none_of, std::stable_sort
+#include <algorithm>    // std::any_of, std::find_if, std::none_of
 #include <atomic>       // std::atomic_thread_fence
 #include <cstddef>      // std::size_t
 #include <ctime>        // nanosleep, timespec
-#include <map>          // std::map
+#include <map>          // std::map, std::multimap
 #include <string>       // std::string, std::to_string
 #include <string_view>  // std::string_view
 #include <utility>      // std::move, std::pair
@@ -96,7 +96,8 @@ std::set<std::int64_t> FindStuck(const std::vector<Wait>& waits) {
 
 std::string DoingsText(std::string_view what,
                        const std::vector<std::pair<std::int64_t, std::string>>& doings) {
-  std::vector<std::pair<std::string_view, std::vector<std::int64_t>>> groups;
+  using Group = std::pair<std::string_view, std::vector<std::int64_t>>;  // what these do
+  std::vector<Group> groups;
   for (const auto& [one, doing] : doings) {
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& known) { return known.first == doing; });
@@ -106,16 +107,18 @@ std::string DoingsText(std::string_view what,
     group->second.push_back(one);
   }
   // Who is alone with its call is more likely wrong.
-  std::stable_sort(groups.begin(), groups.end(), [](const auto& one, const auto& other) {
-    return one.second.size() < other.second.size();
-  });
+  std::multimap<std::size_t, const Group*> by_size;
+  for (const Group& group : groups) {
+    by_size.emplace(group.second.size(), &group);
+  }
   std::string text;
-  for (const auto& [doing, those] : groups) {
+  for (const auto& [size, group] : by_size) {
+    const auto& [doing, those] = *group;
     text += (text.empty() ? "" : "; ") + std::string(what) + " " + std::to_string(those.front());
-    for (std::size_t i = 1; i < those.size(); ++i) {
+    for (std::size_t i = 1; i < size; ++i) {
       text += (i == 1 ? " (and " : ", ") + std::to_string(those[i]);
     }
-    text += (those.size() > 1 ? ") " : " ") + std::string(doing);
+    text += (size > 1 ? ") " : " ") + std::string(doing);
   }
   if (text.size() > kMostBytes) {
     text.resize(kMostBytes);

@@ -45,6 +45,15 @@ void Succeeds(Context& context, const SharedSite& site, const Op& op, std::size_
   });
 }
 
+/// All processes read what this one tells about itself as what the others do.
+void ObserveAll(const Host& host) {
+  for (std::size_t process = 0; process < host.num_processes(); ++process) {
+    for (std::size_t seat = 0; seat < host.num_processes(); ++seat) {
+      host.job(process).session()->Observe(seat, BlackBox::Map(BlackBox::Get().memory()));
+    }
+  }
+}
+
 // ---- Deadlines and mismatches -----------------------------------------------------------------
 
 void AProcessThatNeverComesIsNamed(Context& context) {
@@ -71,11 +80,7 @@ void AProcessThatNeverComesIsNamed(Context& context) {
 void WhoCompilesIsWaitedFor(Context& context) {
   const Limit limit(200 * kMs);
   Host host(2);
-  for (std::size_t process = 0; process < 2; ++process) {
-    for (std::size_t seat = 0; seat < 2; ++seat) {
-      host.job(process).session()->Observe(seat, BlackBox::Map(BlackBox::Get().memory()));
-    }
-  }
+  ObserveAll(host);
   const SharedSite site(host, 211, OneGroup(2), {0, 1}, SmallOp().make);
   BlackBox::Header& header = BlackBox::Get().header();
   const auto look = [&header](Phase phase) {
@@ -152,11 +157,7 @@ void OfAProcessOnlyThoseThatAreMissingAreNamed(Context& context) {
   DescribeSite(213, "the call in question");
   DescribeSite(214, "the call before");
   Host host(2);
-  for (std::size_t process = 0; process < 2; ++process) {
-    for (std::size_t seat = 0; seat < 2; ++seat) {
-      host.job(process).session()->Observe(seat, BlackBox::Map(BlackBox::Get().memory()));
-    }
-  }
+  ObserveAll(host);
   const SharedSite site(host, 213, OneGroup(4), {0, 0, 1, 1}, SmallOp().make);
   const SharedSite before(host, 214, OneGroup(4), {0, 0, 1, 1}, SmallOp().make);
   Succeeds(context, before, SmallOp(), 4);
@@ -176,6 +177,27 @@ void OfAProcessOnlyThoseThatAreMissingAreNamed(Context& context) {
   for (const std::string& text : errors.texts()) {
     context.Expect(text.find("rank 2:") == std::string::npos, text);
   }
+}
+
+/// One of its ranks waits in the call, and will not take part any more.
+void WhoIsGoneIsNamedThoughItHadCome(Context& context) {
+  constexpr std::int64_t kNobody = (std::int64_t{1} << 22) + 1;  // beyond all pids of Linux
+  const Limit limit(kForever);
+  Host host(2);
+  ObserveAll(host);
+  const SharedSite site(host, 215, OneGroup(4), {0, 0, 1, 1}, SmallOp().make);
+  const CallData data(SmallOp(), 4, 1);
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) {
+    for (const std::size_t rank : {2, 0, 1}) {
+      Fails(site, rank, run, data, errors).Start();
+    }
+    host.segment().seat(host.job(1).session()->seat()).pid.store(kNobody);
+  });
+  errors.Expect(context, 3,
+                {" for rank 2, 3 (process 41, pid " + std::to_string(kNobody) + ", gone); ",
+                 "arrived: rank 0, 1 (process 40); execution 1 ", "(the process is gone)"});
 }
 
 /// A call between ranks of one process that fails keeps them from what the others wait for.
@@ -415,6 +437,7 @@ int main(int argc, char** argv) {
        {"AFailedCallIsRecordedAsOne", AFailedCallIsRecordedAsOne},
        {"ARankThatIsMissingInItsProcessFailsTheOthers",
         ARankThatIsMissingInItsProcessFailsTheOthers},
+       {"WhoIsGoneIsNamedThoughItHadCome", WhoIsGoneIsNamedThoughItHadCome},
        {"OfAProcessOnlyThoseThatAreMissingAreNamed", OfAProcessOnlyThoseThatAreMissingAreNamed},
        {"AFailureInsideAProcessFailsTheOthers", AFailureInsideAProcessFailsTheOthers},
        {"DifferentCallsFailBoth", DifferentCallsFailBoth},

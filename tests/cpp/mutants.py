@@ -52,7 +52,7 @@ MUTANTS = [
     Mutant(
         "iterations are counted from the start of each run",
         "csrc/host/call_site.cc",
-        "if (member.iteration < 0 || member.run != run) {",
+        "if (member.iteration < 0 || member.run.load(std::memory_order_relaxed) != run) {",
         "if (member.iteration < 0) {\n    member.run = run;",
         ("failing", "TheNextRunWorks"),
     ),
@@ -616,7 +616,7 @@ MUTANTS = [
         "csrc/host/exchange.cc",
         "      ranks.in_call.clear();\n",
         "",
-        ("forks", "AKilledProcessIsNamed"),
+        ("exchange_failing", "WhoIsGoneIsNamedThoughItHadCome"),
     ),
     Mutant(
         "what the dead did last is there still",
@@ -635,8 +635,8 @@ MUTANTS = [
     Mutant(
         "who is alone with its call is named first",
         "csrc/host/stalemate.cc",
-        "return one.second.size() < other.second.size();",
-        "return false;",
+        "by_size.emplace(group.second.size(), &group);",
+        "by_size.emplace(0, &group);",
         ("stalemate", "TheOddOneOutComesFirst"),
     ),
     Mutant(
