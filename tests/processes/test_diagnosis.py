@@ -132,7 +132,7 @@ def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
 PAGES = [ROOT / "README.md", ROOT / "docs/how-to/find-a-missing-rank.md"]
 VARIES = (
     r'\d+\.\d s|pid \d+|"/[^"]*"|line \d+, in main|\d+ calls|on \S+$|'
-    r"(?:in Python|waiting for results) for"
+    r"(?:in Python|waiting for results)(?: for \d+\.\d s)?"
 )
 
 
