@@ -1,6 +1,7 @@
 """`error_info`, and what the texts of the engine's errors say, as fields."""
 
 import dataclasses
+import math
 import re
 from typing import Literal, NamedTuple
 
@@ -196,10 +197,14 @@ def collective_text(error: BaseException | str, in_context: bool = True) -> str 
     return None
 
 
+# What XLA says where a callback of the user's has raised.
+_OF_A_CALLBACK = "error calling callback"
 # First lines of what the user knows.
 _seen: set[str] = set()
-# What nobody has told the user, by first lines.
-_unseen: dict[str, str] = {}
+# What nobody has told the user, by first lines, and how many failures there were then.
+_unseen: dict[str, tuple[float, str]] = {}
+# The failures up to this one followed from what the user knows.
+_num_settled = 0
 
 
 def note_seen(text: str) -> None:
@@ -208,21 +213,38 @@ def note_seen(text: str) -> None:
     _unseen.pop(_line(text), None)
 
 
-def note_raised(text: str) -> None:
-    """Notes that JAX raises an error, if it is the engine's."""
-    if _MARK in text and not _steps.awaits_here():
+def note_raised(text: str, num_failures: int) -> None:
+    """Notes that JAX raises an error, the engine's or a callback's, after so many failures.
+
+    Where a callback has raised, the other ranks waited in vain: that error is the first cause.
+    """
+    global _num_settled
+    if _steps.awaits_here():
+        return
+    if _MARK in text:
         note_seen(text.partition(_MARK)[2])
+    elif _OF_A_CALLBACK in text:
+        _num_settled = num_failures
 
 
-def note_unseen(text: str) -> None:
-    """Notes that a call has failed; somebody may get the error yet."""
+def note_unseen(text: str, num_failures: float = math.inf) -> None:
+    """Notes that a call has failed, of the engine's one of so many; somebody may get it yet."""
     if _line(text) not in _seen:
-        _unseen[_line(text)] = text
+        _unseen[_line(text)] = num_failures, text
+
+
+def num_settled() -> int:
+    """Returns how many of the first failures the user knows the cause of."""
+    return _num_settled
 
 
 def unseen() -> list[str]:
     """Returns the errors of which the user does not know."""
-    return [text for line, text in _unseen.items() if line not in _seen]
+    return [
+        text
+        for line, (number, text) in _unseen.items()
+        if line not in _seen and number > _num_settled
+    ]
 
 
 def forget() -> None:

@@ -41,7 +41,7 @@ def _started() -> "_Watcher | None":
     if core is None:
         return None
     watcher = _Watcher(core)
-    _compat.on_runtime_error(errors.note_raised)
+    _compat.on_runtime_error(lambda text: errors.note_raised(text, core.num_failures()))
     watcher.start()
     atexit.register(watcher.end)
     return watcher
@@ -97,13 +97,16 @@ class _Watcher(threading.Thread):
         self._failure, self._num_asked = failure, asked
         on_gpus = _cuda.failures()[self._num_on_gpus :]
         self._num_on_gpus += len(on_gpus)
-        failures = [*self._core.failures(before[0]), *on_gpus]
-        for text in failures:
+        known = min(max(before[0], errors.num_settled()), failure[0])
+        of_engine = self._core.failures(known)
+        for text in of_engine:
+            errors.note_unseen(text, failure[0])
+        for text in on_gpus:
             errors.note_unseen(text)
         # Where the job has failed, what fails after that is no news.
         news = 1 if failure[1] else 0
         if failure[news] != before[news] or on_gpus:
-            dumps.after_failure(failure[1] or "".join(failures[-1:]))
+            dumps.after_failure(failure[1] or "".join([*of_engine, *on_gpus][-1:]))
         elif asked != asked_before:
             logger.warning("jaxcoll: %s", self._dumped() or "no dump: JAXCOLL_DUMP_DIR=none")
 

@@ -258,6 +258,41 @@ def test_a_failure_like_one_that_is_known():
 
 
 @full
+def test_an_error_that_follows_from_a_callback_of_the_users():
+    """Who got that one knows why the others waited in vain; what fails after that is news."""
+    script = (
+        "import jaxcoll, sys, time\n"
+        "jaxcoll.config.timeout_s = 0.5\n"
+        "jaxcoll.simulate_cpu_devices(3)\n"
+        "import jax, numpy as np\n"
+        "mesh = jax.make_mesh((3,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))\n"
+        "def load(rank, x):\n"
+        "    if x < 0: raise ValueError('no such file')\n"
+        "    if x > 10: time.sleep(1)\n"
+        "    return x\n"
+        "def f(x):\n"
+        "    here = jax.ShapeDtypeStruct(x.shape, x.dtype)\n"
+        "    x = jax.pure_callback(load, here, jax.lax.axis_index('x'), x)\n"
+        "    return jaxcoll.all_reduce(x, 'x')\n"
+        "g = jax.jit(jax.shard_map(\n"
+        "    f, mesh=mesh, in_specs=jax.P('x'), out_specs=jax.P('x'), check_vma=False))\n"
+        "try:\n"
+        "    jax.block_until_ready(g(np.float32([1, 2, -3])))\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, 'no such file' in str(error))\n"
+        "print(g(np.float32([1, 2, 3])))\n"
+        "if len(sys.argv) > 1: g(np.float32([1, 2, 30]))\n"
+    )
+    for arguments, code in (((), 0), (("more",), 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == "JaxRuntimeError True\n[6. 6. 6.]\n", done.stderr
+        assert done.returncode == code, done.stderr
+        assert ("work that was not awaited has failed" in done.stderr) == bool(code)
+
+
+@full
 def test_who_ends_while_its_last_step_computes_is_waited_for():
     """Beyond the five seconds in which a process that ends is expected to come to its calls."""
     lines = run_job("leaving.py", 8, processes=2)
