@@ -97,8 +97,9 @@ def prepare(num_devices: int) -> None:
 
 def xla_limit_s() -> int:
     """Returns after how long XLA ends a process that waits in a collective of its own."""
-    found = re.findall(rf"{_XLA_TERMINATE}=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return int(found[-1]) if found else _XLA_TERMINATE_S
+    found = re.findall(rf"{_XLA_TERMINATE}=(-?\d+)", os.environ.get("XLA_FLAGS", ""))
+    limit_s = int(found[-1]) if found else _XLA_TERMINATE_S
+    return limit_s if limit_s >= 0 else _FOR_EVER_S
 
 
 def _warn_of_xla_limit(timeout_s: float | None) -> None:

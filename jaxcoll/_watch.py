@@ -15,8 +15,9 @@ from jaxcoll import _compat, _cuda, _decisions, _native
 from jaxcoll._config import config, logger, resolve_backend, using
 from jaxcoll._errors import CollectiveError
 from jaxcoll._explain import explain
+from jaxcoll._processes import xla_limit_s
 from jaxcoll._types import Backend
-from jaxcoll.diagnosis import black_box, dumps, stacks, watcher
+from jaxcoll.diagnosis import black_box, dumps, stacks, standstill, watcher
 from jaxcoll.diagnosis.errors import collective_text, note_seen
 
 _LOOK_S = 0.1
@@ -45,7 +46,10 @@ def watch(fn: Callable[..., Any] | None = None) -> Any:
     the program (as `explain` lists them for a jitted step; else those that were lowered last), what
     this process does in Python, and in a job of several processes which of them have begun fewer
     steps, and what these do. Then a dump is written. A report ends nothing: XLA can't be
-    interrupted. Time in which JAX compiles does not count, nor does that of `allow_pause`, of this
+    interrupted. XLA itself ends a process whose CPU devices wait for one another in a collective of
+    its own, after 40 s where nothing has set another limit (see `simulate_cpu_devices`): what waits
+    for results for three quarters of that, while nothing in the process computes, is reported
+    then. Time in which JAX compiles does not count, nor does that of `allow_pause`, of this
     process or, where that is known, of others: on one host, or where they watch too.
 
     Args:
@@ -157,15 +161,22 @@ def _block() -> Iterator[None]:
 class _Watched:
     """Something that is to end."""
 
-    def __init__(self, name: str, listing: Callable[[], str]) -> None:
+    def __init__(self, name: str, listing: Callable[[], str], is_jaxs: bool = False) -> None:
         self.name = name
         self.listing = listing
+        self.thread = threading.get_ident()
         self.waited_s = 0.0
         self.is_done = False
         self.is_reported = False
+        self._is_jaxs = is_jaxs
 
     def look(self) -> None:
         """Notes whether it has ended, or goes on."""
+
+    def waits_for_results(self) -> bool:
+        """Tells whether what it waits for runs in JAX, not in Python code of its own."""
+        seen = stacks.look(self.thread)
+        return self._is_jaxs or seen.callbacks > 0 or seen.phase == black_box.AWAITING
 
 
 class _Block(_Watched):
@@ -203,7 +214,7 @@ class _Step(_Watched):
     """A step whose results are not there yet."""
 
     def __init__(self, name: str, listing: Callable[[], str], results: Any) -> None:
-        super().__init__(name, listing)
+        super().__init__(name, listing, is_jaxs=True)
         arrays = [x for x in jax.tree.leaves(results) if _is_array(x)]
         small = [x for x in arrays if x.nbytes <= _SMALL]
         # All results of a program are there at once. Large ones are not to live longer for this.
@@ -246,7 +257,7 @@ class _Steps:
         backend = resolve_backend("watch", None)
         name = f"step {self._count} of {self._name}"
         listing = ft.partial(self._listing, backend, *shapes)
-        calling = _Watched(name, listing)
+        calling = _Watched(name, listing, is_jaxs=_is_jitted(self._fn))
         thread.add(calling)
         try:
             results = self._fn(*args, **kwargs)
@@ -256,13 +267,17 @@ class _Steps:
         return results
 
     def _listing(self, backend: Backend, args: Any, kwargs: Any) -> str:
-        if not hasattr(self._fn, "trace"):  # to look into it would be to run it once more
+        if not _is_jitted(self._fn):  # to look into it would be to run it once more
             return _decisions.latest()
         try:
             with using(backend=backend):
                 return str(explain(self._fn, *args, **kwargs))
         except Exception as error:  # a report without the list is better than none
             return f"its collectives can't be listed: {error}\n{_decisions.latest()}"
+
+
+def _is_jitted(fn: Callable[..., Any]) -> bool:
+    return hasattr(fn, "trace")
 
 
 def _is_array(leaf: Any) -> bool:
@@ -275,6 +290,22 @@ def _shape(leaf: Any) -> Any:
     return leaf
 
 
+def _why_late(watched: _Watched, still_s: float) -> str | None:
+    """Returns why to report it, in a process that has not computed for so long, or None."""
+    limit_s = config.timeout_s
+    if limit_s is not None and watched.waited_s >= limit_s + _GRACE_S:
+        return f"the limit is {limit_s} s"
+    waited_s = min(watched.waited_s, still_s)
+    if waited_s < standstill.SHORT_S or not watched.waits_for_results():
+        return None
+    if waited_s < standstill.limit_before_xlas_s():
+        return None
+    return (
+        "nothing in this process computes; if it stands in a collective of XLA's own, XLA ends it "
+        f"{xla_limit_s()} s after that began"
+    )
+
+
 class _Thread(threading.Thread):
     """Looks at all that is watched in this process."""
 
@@ -283,6 +314,7 @@ class _Thread(threading.Thread):
         self.begun: dict[str, int] = {}  # calls, by the name of the step function
         self._lock = threading.Lock()
         self._watched: list[_Watched] = []
+        self._still = standstill.Stillness()
         self._told_at = 0.0
         self._told = ""
 
@@ -307,11 +339,11 @@ class _Thread(threading.Thread):
             core = _native.core()
             if is_excused or (core is not None and core.is_anyone_excused()):
                 before = now
-            self._look(now - before, stack)
+            self._look(now, now - before)
             self._tell(now, phase, stack, is_excused)
             before = now
 
-    def _look(self, passed_s: float, stack: str) -> None:
+    def _look(self, now: float, passed_s: float) -> None:
         with self._lock:
             watched = list(self._watched)
         for each in watched:
@@ -321,27 +353,31 @@ class _Thread(threading.Thread):
             self._watched = [each for each in self._watched if not each.is_done]
         waiting = [each for each in watched if not each.is_done]
         steps = [each for each in waiting if isinstance(each, _Step)]
+        waiting = [each for each in waiting if each not in steps[1:]]  # those before it end first
         for each in waiting:
-            if each in steps[1:]:  # those before it must end first
-                continue
             each.waited_s += passed_s
-            limit_s = config.timeout_s
-            is_late = limit_s is not None and each.waited_s >= limit_s + _GRACE_S
-            if is_late and not each.is_reported:
-                cards = self._cards()
-                if any(card["is_excused"] for card in cards.values()):
-                    each.waited_s -= _TELL_S  # asks again then
-                    continue
-                each.is_reported = True
-                self._report(each, stack, cards)
+        longest_s = max([0.0, *(each.waited_s for each in waiting)])
+        if longest_s < standstill.SHORT_S or passed_s > standstill.LATE_S:
+            self._still.begin(now - min(longest_s, standstill.SHORT_S))
+            still_s = 0.0
+        else:
+            still_s = self._still.look(now)
+        for each in waiting:
+            if each.is_reported or (why := _why_late(each, still_s)) is None:
+                continue
+            cards = self._cards()
+            if any(card["is_excused"] for card in cards.values()):
+                each.waited_s -= _TELL_S  # asks again then
+                continue
+            each.is_reported = True
+            self._report(each, why, cards)
 
-    def _report(self, watched: _Watched, stack: str, cards: dict[int, dict[str, Any]]) -> None:
+    def _report(self, watched: _Watched, why: str, cards: dict[int, dict[str, Any]]) -> None:
         lines = [
-            f"jaxcoll: {watched.name} has not ended within {watched.waited_s:.1f} s "
-            f"(the limit is {config.timeout_s} s)",
+            f"jaxcoll: {watched.name} has not ended within {watched.waited_s:.1f} s ({why})",
             watched.listing(),
             "this process:",
-            stack,
+            stacks.look(watched.thread).stack,
             *self._behind(cards),
         ]
         with contextlib.suppress(RuntimeError, OSError):

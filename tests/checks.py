@@ -97,10 +97,6 @@ def assert_conforms(
     return results["ours"]
 
 
-# ---- The native path -----------------------------------------------------------------------------
-
-
-@ft.cache
 def zero_late(axis: str, rank: int, seconds: float) -> jax.Array:
     """Returns 0 on all ranks of an axis, on one of them after some seconds in a callback."""
 
@@ -112,6 +108,10 @@ def zero_late(axis: str, rank: int, seconds: float) -> jax.Array:
     return jax.pure_callback(sleep, shape, jax.lax.axis_index(axis))
 
 
+# ---- The native path -----------------------------------------------------------------------------
+
+
+@ft.cache
 def native_missing() -> str | None:
     """Says why no call can be native in this process, or None."""
     jax.devices()

@@ -50,7 +50,7 @@ class Look(NamedTuple):
 
     Attributes:
         phase: one of black_box's.
-        stack: the main thread's, and those of callbacks.
+        stack: the main thread's, those of callbacks, and of others that compile or await results.
         callbacks: threads that are in one.
     """
 
@@ -59,16 +59,32 @@ class Look(NamedTuple):
     callbacks: int
 
 
-def look() -> Look:
-    """Looks at all threads."""
+# What others than the main thread do, of which to say more.
+_OTHERS = {
+    black_box.CALLBACK: "in a callback",
+    black_box.COMPILING: "compiling, in another thread",
+    black_box.AWAITING: "waiting for results, in another thread",
+}
+
+
+def look(thread: int | None = None) -> Look:
+    """Looks at all threads; `thread`, by its identifier, in the place of the main one."""
     threads = _frames()
-    main = threads.pop(threading.main_thread().ident or 0, [])
+    main_thread = threading.main_thread().ident or 0
+    main = threads.pop(main_thread if thread not in threads else thread, [])
     phase = _phase_of(main)
-    calls_back = [_text_of(f) for f in threads.values() if _phase_of(f) == black_box.CALLBACK]
-    stack = "\nin a callback:\n".join([_text_of(main), *calls_back])
-    if calls_back and phase == black_box.AWAITING:
+    own = {thread.ident for thread in threading.enumerate() if thread.name.startswith("jaxcoll-")}
+    others = [(_phase_of(frames), frames) for t, frames in threads.items() if t not in own]
+    stack = [_text_of(main)]
+    for of_others, name in _OTHERS.items():
+        stack += [f"{name}:\n{_text_of(frames)}" for of, frames in others if of == of_others]
+    callbacks = sum(of == black_box.CALLBACK for of, _ in others)
+    if callbacks and phase == black_box.AWAITING:
         phase = black_box.CALLBACK
-    return Look(phase, stack, len(calls_back) + (_phase_of(main) == black_box.CALLBACK))
+    # One that computes nothing itself may wait for that thread; it takes no longer than a compile.
+    if phase == black_box.PYTHON and any(of == black_box.COMPILING for of, _ in others):
+        phase = black_box.COMPILING
+    return Look(phase, "\n".join(stack), callbacks + (_phase_of(main) == black_box.CALLBACK))
 
 
 def all_threads() -> dict[str, str]:

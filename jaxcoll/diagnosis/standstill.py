@@ -5,6 +5,12 @@ CPU: those of programs on `jax.lax`, and those that the compiler inserts, say to
 an array that another device failed to make. XLA ends the process after a limit of its own.
 """
 
+import contextlib
+import math
+import os
+import threading
+import time
+
 import jax
 
 from jaxcoll import _decisions, _native
@@ -14,54 +20,90 @@ from jaxcoll.diagnosis import black_box
 from jaxcoll.diagnosis.stacks import Look
 
 # So long a wait is nothing to look into.
-_SHORT_S = 2.0
+SHORT_S = 2.0
 # After a longer time between two looks, the process was stopped, or does not get its turns.
-_LATE_S = 1.0
-# Part of the looks at which a thread may have something to do.
-_BUSY = 0.2
+LATE_S = 1.0
+# After so many looks in a row a thread has something to do; a look without takes some of it back.
+_BUSY = 3.0
+_IDLE = 0.25
+# Part of the time between two looks that the others have computed, where one of them was busy.
+_SHARE = 0.2
 # The engine's errors come first, and XLA's limit comes later.
 _GRACE_S = 3.0
 _OF_XLA = 0.75
+_WAITS = (black_box.AWAITING, black_box.CALLBACK)
+
+
+class Stillness:
+    """Since when nothing of this process computes, as looks several times a second show."""
+
+    def __init__(self) -> None:
+        self.begin(0.0)
+
+    def begin(self, now: float) -> None:
+        """Begins anew."""
+        self._since = self._last = now
+        self._spent_s = _spent_by_others_s()
+        self._level = 0.0
+
+    def look(self, now: float) -> float:
+        """Returns for how many seconds, after another look at the time `now`.
+
+        While a call of the engine is open, whose errors say more, it begins anew, too.
+        """
+        spent_s = _spent_by_others_s()
+        has_spent = spent_s - self._spent_s > _SHARE * (now - self._last)
+        self._last, self._spent_s = now, spent_s
+        self._level = max(0.0, self._level + (1 if has_spent or _is_busy() else -_IDLE))
+        if self._level >= _BUSY or _is_in_a_call():
+            self.begin(now)
+        return now - self._since
 
 
 class Standstill:
     """What the looks at this process, several times a second, have shown of its present wait."""
 
     def __init__(self) -> None:
+        self._still = Stillness()
+        self._seen: Look | None = None
         self._begin(0.0)
 
     def look(self, seen: Look, now: float) -> str | None:
         """Returns what there is to say after another look, at the time `now`: once for a wait."""
-        is_late = now - self._last > _LATE_S
-        self._last = now
-        if seen.phase != black_box.AWAITING or seen.callbacks or is_late:
+        is_another = seen != self._seen or now - self._last > LATE_S
+        self._last, self._seen = now, seen
+        if seen.phase not in _WAITS or is_another:
             self._begin(now)
             return None
-        waited_s = now - self._since
-        if waited_s < _SHORT_S or self._is_told:
+        if now - self._since < SHORT_S or self._is_told:
             return None
-        if _is_in_a_call():  # until now the wait was for that
-            self._begin(now)
-            return None
-        self._looks += 1
-        self._busy += _is_busy()
-        limit_s = _OF_XLA * xla_limit_s()
-        if config.timeout_s is not None:
+        still_s = self._still.look(now)
+        limit_s = limit_before_xlas_s()
+        # A callback may take its time, but for what XLA would not wait for.
+        if not seen.callbacks and config.timeout_s is not None:
             limit_s = min(limit_s, config.timeout_s + _GRACE_S)
-        is_busy = self._busy > _BUSY * self._looks
-        if waited_s < limit_s or is_busy or jax.default_backend() != "cpu":
+        if still_s < limit_s or jax.default_backend() != "cpu":
             return None
         self._is_told = True
         return (
-            f"jaxcoll: this process has waited for results for {waited_s:.1f} s and computes "
-            "nothing. It may stand in a collective of XLA's own, which ends the process "
+            f"jaxcoll: this process has waited for results for {now - self._since:.1f} s and "
+            "computes nothing. It may stand in a collective of XLA's own, which ends the process "
             f"{xla_limit_s()} s after it began.\n{_decisions.latest()}\nthis process:\n{seen.stack}"
         )
 
     def _begin(self, now: float) -> None:
         self._since = self._last = now
-        self._looks = self._busy = 0
+        self._still.begin(now)
         self._is_told = False
+
+
+def limit_before_xlas_s() -> float:
+    """Returns after how long XLA is near to ending a process that stands in one of its collectives.
+
+    That is where devices of the process wait for one another; JAX must have started.
+    """
+    is_ended = jax.default_backend() == "cpu" and jax.local_device_count() > 1
+    return _OF_XLA * xla_limit_s() if is_ended else math.inf
 
 
 def _is_in_a_call() -> bool:
@@ -71,5 +113,25 @@ def _is_in_a_call() -> bool:
 
 
 def _is_busy() -> bool:
+    """Tells whether another thread runs, or would if it got its turn, as far as can be known."""
     core = _native.core()
-    return core is None or core.is_busy()
+    if core is not None:
+        return core.is_busy()
+    own = str(threading.get_native_id())
+    with contextlib.suppress(OSError):  # no Linux
+        return any(_state(task) in "RD" for task in os.listdir(_TASKS) if task != own)
+    return False
+
+
+_TASKS = "/proc/self/task"
+
+
+def _state(task: str) -> str:
+    with contextlib.suppress(OSError), open(f"{_TASKS}/{task}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+    return "X"  # it is no more
+
+
+def _spent_by_others_s() -> float:
+    """Returns what the other threads have computed: one that waits for the interpreter sleeps."""
+    return time.process_time() - time.thread_time()

@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+import threading
 
+import jax
 import pytest
 from checks import native_missing
+
+from jaxcoll.diagnosis import black_box, stacks
 
 # A thread whose function, called from C, lets the others go on while its frame is taken apart.
 CLOSES = """
@@ -40,3 +44,28 @@ def test_a_thread_between_two_frames(tmp_path):
     looks, seen = map(int, done.stdout.split())
     assert looks > 10
     assert seen > 0
+
+
+def test_a_thread_that_compiles_counts_as_the_process():
+    """A training need not run in the main thread. One of ours that lists collectives is none."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    @jax.jit
+    def traced_slowly(x):
+        began.set()
+        goes_on.wait(20)
+        return x
+
+    for name, phase in (("training", black_box.COMPILING), ("jaxcoll-watch", black_box.PYTHON)):
+        thread = threading.Thread(target=traced_slowly, args=(len(name),), name=name)
+        traced_slowly.clear_cache()
+        thread.start()
+        began.wait(20)
+        seen, of_thread = stacks.look(), stacks.look(thread.ident)
+        goes_on.set()
+        thread.join()
+        assert seen.phase == phase
+        assert ("compiling, in another thread:\n" in seen.stack) == (phase == black_box.COMPILING)
+        assert "in traced_slowly" in of_thread.stack.partition("in another thread")[0]
+        began.clear()
+        goes_on.clear()

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from checks import native_missing
@@ -11,6 +13,7 @@ from jaxcoll.diagnosis import black_box, standstill
 from jaxcoll.diagnosis.stacks import Look
 
 AWAITS = Look(black_box.AWAITING, "the stack", 0)
+CALLS_BACK = Look(black_box.CALLBACK, "the stack", 1)
 LIMIT_S = 10.0
 
 # Part of a result fails; to read it starts a collective of XLA's, in which one rank stands alone.
@@ -40,12 +43,13 @@ def waits(monkeypatch):
     monkeypatch.setattr(standstill, "_is_in_a_call", lambda: False)
     monkeypatch.setattr(standstill.config, "_timeout_s", LIMIT_S)
 
-    def look(seconds: float, *, seen: Look = AWAITS, period_s: float = 0.2) -> list[float]:
-        """Returns when something was said."""
+    def look(seconds: float, *, seen: Look = AWAITS, period_s: float = 0.2, begin=0) -> list[float]:
+        """Returns when something was said; until `begin` the stack is another at each look."""
         found, now = standstill.Standstill(), 0.0
         said = []
         while (now := now + period_s) < seconds:
-            if found.look(seen, now) is not None:
+            moved = seen._replace(stack=f"{seen.stack} {now}") if now < begin else seen
+            if found.look(moved, now) is not None:
                 said.append(now)
         return said
 
@@ -58,7 +62,7 @@ def test_a_wait_is_reported_once(waits):
 
 
 def test_what_is_no_standstill(waits, monkeypatch):
-    assert not waits(60, seen=AWAITS._replace(callbacks=1))
+    assert not waits(60, seen=CALLS_BACK)  # XLA's limit is far
     assert not waits(60, seen=AWAITS._replace(phase=black_box.PYTHON))
     assert not waits(60, period_s=3.0)  # as a process that hardly gets its turns
     with monkeypatch.context() as patch:
@@ -66,6 +70,58 @@ def test_what_is_no_standstill(waits, monkeypatch):
         assert not waits(60)
     monkeypatch.setattr(standstill, "_is_busy", lambda: True)
     assert not waits(60)
+
+
+def test_no_callback_is_waited_for_longer_than_by_xla(waits, monkeypatch):
+    monkeypatch.setattr(standstill, "xla_limit_s", lambda: 40)
+    (when,) = waits(60, seen=CALLS_BACK)
+    assert 30 < when < 35
+    (when,) = waits(60, seen=CALLS_BACK, begin=20)  # other callbacks until then
+    assert 50 < when < 55
+    monkeypatch.setattr(standstill.jax, "local_device_count", lambda: 1)
+    assert not waits(60, seen=CALLS_BACK)  # with whom it would wait
+
+
+def test_what_has_computed_for_long_and_stands_still_then(waits, monkeypatch):
+    """XLA's limit begins when it stands."""
+    monkeypatch.setattr(standstill, "xla_limit_s", lambda: 40)
+    monkeypatch.setattr(standstill.config, "_timeout_s", None)
+    looks = iter(range(10_000))
+    monkeypatch.setattr(standstill, "_is_busy", lambda: next(looks) < 100)
+    (when,) = waits(90)
+    assert 20 + 30 < when < 20 + 40
+
+
+@pytest.mark.parametrize("with_extension", [True, False])
+def test_who_computes_is_busy(with_extension, monkeypatch):
+    """In Python too, for which a thread sleeps while another one has the interpreter."""
+    if not with_extension:
+        monkeypatch.setattr(standstill._native, "core", lambda: None)
+    ends = threading.Event()
+
+    def compute():
+        while not ends.is_set():
+            pass
+
+    thread = threading.Thread(target=compute)
+    still = standstill.Stillness()
+    still.begin(time.monotonic())
+    thread.start()
+    try:
+        for _ in range(8):
+            time.sleep(0.05)
+            longest = still.look(time.monotonic())
+    finally:
+        ends.set()
+        thread.join()
+    assert longest < 0.25
+    time.sleep(0.2)
+    begin = time.monotonic()
+    still.begin(begin)
+    while (now := time.monotonic()) < begin + 0.5:
+        time.sleep(0.05)
+        longest = still.look(now)
+    assert longest > 0.25
 
 
 @pytest.mark.full

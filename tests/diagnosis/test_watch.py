@@ -1,15 +1,21 @@
 """Steps and blocks that don't end on jax.lax, where nothing of ours waits, are reported."""
 
 import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 
 import jax
 import numpy as np
 import pytest
-from checks import mapped, mesh, zero_late
+from checks import mapped, mesh, native_missing, zero_late
 
 import jaxcoll
 from jaxcoll import _watch
+from jaxcoll.diagnosis import standstill
 
 SLEEP_S = 1.2
 
@@ -59,6 +65,123 @@ def test_a_block_that_goes_on_is_no_hang(caplog):
         for _ in range(12):
             time.sleep(0.1)
             sum(range(100_000))
+    assert not reports(caplog)
+
+
+@pytest.fixture
+def xlas_limit(monkeypatch):
+    """Of a second, where ours is far."""
+    jaxcoll.config.timeout_s = 300
+    monkeypatch.setattr(standstill, "SHORT_S", 0.2)
+    monkeypatch.setattr(standstill, "xla_limit_s", lambda: 1)
+    monkeypatch.setattr(_watch, "xla_limit_s", lambda: 1)
+
+
+@pytest.mark.usefixtures("xlas_limit")
+@pytest.mark.parametrize("how", ["step", "block", "block of a thread"])
+def test_a_stuck_callback_is_reported_before_xla_ends_the_process(how, caplog):
+    """Which it does when the other devices have waited for its limit."""
+    caplog.set_level(logging.ERROR, "jaxcoll")
+    step = jax.jit(mapped(stuck, mesh(2)))
+    x = np.ones((2, 3), np.float32)
+
+    def block():
+        with jaxcoll.watch(), jaxcoll.using(backend="lax"):
+            jax.block_until_ready(step(x))
+
+    if how == "step":
+        with jaxcoll.using(backend="lax"):
+            jax.block_until_ready(jaxcoll.watch(step)(x))
+    elif how == "block":
+        block()
+    else:
+        thread = threading.Thread(target=block)
+        thread.start()
+        thread.join()
+    (report,) = reports(caplog)
+    assert "if it stands in a collective of XLA's own, XLA ends it 1 s after that began" in report
+    assert "all_reduce" in report
+    assert "in sleep" in report
+    assert how == "step" or "in block\n" in report.partition("in a callback")[0]
+
+
+# Devices that jaxcoll has not made, so that nothing has moved XLA's limit away.
+STUCK = """
+import sys, time
+if sys.argv[2] == "without the extension":
+    sys.modules["jaxcoll._core"] = None
+import jax, jaxcoll, numpy as np
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+def load(rank):
+    time.sleep(60 * rank)
+    return np.float32(rank)
+def f(x):
+    here = jax.ShapeDtypeStruct((), np.float32)
+    return jax.lax.psum(x + jax.pure_callback(load, here, jax.lax.axis_index("x")), "x")
+step = jax.jit(jax.shard_map(
+    f, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P(), check_vma=False))
+if sys.argv[1] == "watched":
+    step = jaxcoll.watch(step)
+else:
+    from jaxcoll.diagnosis import watcher
+    watcher.start()
+jax.block_until_ready(step(np.ones(2, np.float32)))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        ("watched", "without the extension"),
+        ("watched", "with it"),
+        pytest.param(
+            *("not watched", "with it"),
+            marks=pytest.mark.skipif(native_missing() is not None, reason="its watchdog looks"),
+        ),
+    ],
+)
+def test_it_is_said_and_dumped_before_xla_ends_the_process(how, where, tmp_path):
+    limit = "--xla_cpu_collective_call_%s_timeout_seconds=%d"
+    limits = f"{limit % ('warn_stuck', 1)} {limit % ('terminate', 6)}"
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, how, where],
+        env={
+            **os.environ,
+            "JAXCOLL_DUMP_DIR": str(tmp_path),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {limits}",
+            "JAX_NUM_CPU_DEVICES": "-1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    assert "in load" in done.stderr
+    assert ("all_reduce" in done.stderr) == (how == "watched")
+    if where == "with it" and native_missing() is None:
+        file = tmp_path / "process_0.json"
+        assert f"dumped to {file}" in done.stderr
+        assert "in load" in file.read_text()
+
+
+@pytest.mark.usefixtures("xlas_limit")
+def test_what_computes_or_is_not_jaxs_is_no_standstill(caplog):
+    def compute(x):
+        ends = time.monotonic() + SLEEP_S
+        while time.monotonic() < ends:
+            pass
+        return x
+
+    def busy(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.lax.psum(jax.pure_callback(compute, shape, x), "x")
+
+    with jaxcoll.using(backend="lax"):
+        step = jaxcoll.watch(jax.jit(mapped(busy, mesh(2))))
+        jax.block_until_ready(step(np.ones((2, 3), np.float32)))
+    with jaxcoll.watch():
+        time.sleep(SLEEP_S)
     assert not reports(caplog)
 
 
