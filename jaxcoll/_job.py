@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 PIPES = "_JAXCOLL_PIPES"
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Asks ranks for a dump; to the launcher it asks all of them.
+_DUMPING = signal.SIGUSR2
 _LINE_ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?!\n|\Z)")
 # Longer lines are cut: a rank that never ends its line must not fill the memory.
 _LONGEST_LINE = 1 << 20
@@ -58,7 +60,7 @@ class Outcome:
 
 
 class Signals:
-    """Turns the signals that end a job, and the death of a process, into bytes of a pipe.
+    """Turns the signals that a job hears, and the death of a process, into bytes of a pipe.
 
     A signal that is ignored where the launcher starts, as by `nohup`, stays ignored.
     """
@@ -68,7 +70,7 @@ class Signals:
         self._old_pipe = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._old = {
             number: signal.signal(number, lambda *_: None)
-            for number in (signal.SIGCHLD, *_ENDING)
+            for number in (signal.SIGCHLD, _DUMPING, *_ENDING)
             if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN
         }
         return self
@@ -221,6 +223,10 @@ class Job:
             if number in _ENDING:
                 self._end(signal.Signals(number))
                 self._follow_plan()
+            elif number == _DUMPING:
+                for rank in self._running:
+                    if _catches(self._processes[rank].pid, number):
+                        os.kill(self._processes[rank].pid, number)
         return True
 
     def _on_up(self, number: int, pipe: int) -> bool:
@@ -302,6 +308,16 @@ class Job:
         for end in self._open:
             os.close(end)
         self._open.clear()
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Tells whether a process, which may be starting or ending, handles a signal."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+    except OSError:
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _name(number: int) -> str:

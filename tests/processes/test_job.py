@@ -338,6 +338,22 @@ def test_another_signal_hurries():
     assert time.monotonic() - start < 100
 
 
+def test_dumps_are_asked_of_the_ranks():
+    """Of those that hear it: it would end one that is starting."""
+    hears = """
+    import signal, sys, time
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(print("dumps")))
+    print("ready")
+    time.sleep(100)
+    """
+    deaf = "import time; print('deaf'); time.sleep(0.5)"
+    out = _Ready(signal.SIGUSR2)
+    with Signals() as signals:
+        outcome = Job([rank(0, hears), rank(1, deaf)], out, io.BytesIO()).run(signals)
+    assert outcome == Outcome(0, None, False)
+    assert "[0] dumps" in out.getvalue().decode()
+
+
 @pytest.mark.usefixtures("_own_handlers")
 def test_what_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
