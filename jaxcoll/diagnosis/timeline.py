@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools as it
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +13,8 @@ from jaxcoll.diagnosis.records import Call, Dumps, Place
 
 # Tracks of a device, for calls that are under way at the same time.
 _LANES = 100
+# Steps to be shown on their own.
+_SLOWEST = 3
 _FUSED = ("all_gather_matmul", "matmul_reduce_scatter")  # which multiply meanwhile
 
 
@@ -44,6 +47,26 @@ class Row:
     exposed: float
     overlap: float
     last: float
+    late_ms: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step over all devices: as the n-th one counts the n-th execution of a program on each.
+
+    Attributes:
+        number: from 1, in the timeline.
+        ms: to the end of its last call from that of the step before, or, of the first step, from
+            its first call: what delays a call is of the call's step.
+        exposed: the share of this time in which a device was in calls, the mean over devices.
+        last: the device that came last by most, over the calls of the step; None: nobody waited.
+        late_ms: how much later than the first one, over these calls.
+    """
+
+    number: int
+    ms: float
+    exposed: float
+    last: Place | None
     late_ms: float
 
 
@@ -151,33 +174,23 @@ def write(dumps: Dumps, path: Path) -> None:
 
 def rows(dumps: Dumps) -> list[Row]:
     """Returns a row for each device; steps and calls that are whole count."""
-    meetings = met(dumps)
-    last_of = {key: calls[-1] for key, calls in meetings.items() if len(calls) > 1}
+    meetings = _meetings(dumps)
+    last_of = {calls[-1].key: calls[-1] for calls in meetings}
     late_ns: dict[Place, int] = collections.Counter()
     num_last: dict[Place, int] = collections.Counter()
-    for calls in meetings.values():
-        if len(calls) > 1:
-            num_last[calls[-1].place] += 1
-            late_ns[calls[-1].place] += calls[-1].arrived - calls[-2].arrived
-    by_place: dict[Place, list[Call]] = collections.defaultdict(list)
-    for call in dumps.calls:
-        if call.moved and call.resumed:
-            by_place[call.place].append(call)
+    for calls in meetings:
+        num_last[calls[-1].place] += 1
+        late_ns[calls[-1].place] += calls[-1].arrived - calls[-2].arrived
     found = []
-    for place, own in sorted(by_place.items(), key=lambda item: (item[0].process, item[0].device)):
-        own.sort(key=lambda call: call.arrived)
-        begins = _step_begins(own)
+    for place, own in _by_place(dumps).items():
+        begins = [calls[0].arrived for calls in _steps_of(own)]
         span = max(call.resumed for call in own) - own[0].arrived
         waiting = moving = 0
-        spans = []
         for call in own:
-            last = last_of.get(call.key, call)
-            meeting = min(max(last.arrived, call.arrived), call.resumed)
+            meeting = _meeting(call, last_of)
             waiting += meeting - call.arrived
             moving += call.resumed - meeting
-            is_fused = dumps.site(call.site).get("op", "").split()[0:1] in [[f] for f in _FUSED]
-            spans.append((call.arrived, meeting if is_fused else call.resumed))
-        covered = _covered(spans)
+        covered = _covered(_spans(own, last_of, dumps))
         total = waiting + moving
         found.append(
             Row(
@@ -196,14 +209,71 @@ def rows(dumps: Dumps) -> list[Row]:
     return found
 
 
-def _step_begins(own: list[Call]) -> list[int]:
-    """Returns when each execution of a program made its first call."""
-    begins, seen = [], None
-    for call in own:
-        if call.run != seen:
-            begins.append(call.arrived)
-            seen = call.run
-    return begins
+def steps(dumps: Dumps) -> list[Step]:
+    """Returns the steps, in order."""
+    meetings = _meetings(dumps)
+    last_of = {calls[-1].key: calls[-1] for calls in meetings}
+    number_of: dict[int, int] = {}  # by the id of a call
+    ends: dict[int, int] = collections.Counter()
+    exposed: dict[int, list[float]] = collections.defaultdict(list)
+    for own in _by_place(dumps).values():
+        begin = own[0].arrived
+        for number, part in enumerate(_steps_of(own), 1):
+            end = max(begin + 1, *(call.resumed for call in part))
+            exposed[number].append(min(1.0, _covered(_spans(part, last_of, dumps)) / (end - begin)))
+            number_of.update((id(call), number) for call in part)
+            ends[number] = max(ends[number], end)
+            begin = end
+    late_ns: dict[int, dict[Place, int]] = collections.defaultdict(collections.Counter)
+    for first, *_, last in meetings:
+        if last.arrived > first.arrived and id(last) in number_of:
+            late_ns[number_of[id(last)]][last.place] += last.arrived - first.arrived
+    found = []
+    before = min((call.arrived for call in dumps.calls), default=0)
+    for number, end in ends.items():
+        late = late_ns[number]
+        last = max(late, key=late.__getitem__, default=None)
+        late_ms = late[last] * 1e-6 if last else 0.0
+        mean = statistics.fmean(exposed[number])
+        found.append(Step(number, (end - before) * 1e-6, mean, last, late_ms))
+        before = end
+    return found
+
+
+def _by_place(dumps: Dumps) -> dict[Place, list[Call]]:
+    """Returns the calls of each device that are whole, in their order."""
+    found: dict[Place, list[Call]] = collections.defaultdict(list)
+    for call in sorted(dumps.calls, key=lambda call: call.arrived):
+        if call.moved and call.resumed:
+            found[call.place].append(call)
+    return dict(sorted(found.items(), key=lambda item: (item[0].process, item[0].device)))
+
+
+def _meetings(dumps: Dumps) -> list[list[Call]]:
+    """Returns the calls that met others, those that arrived first ahead."""
+    return [calls for calls in met(dumps).values() if len(calls) > 1]
+
+
+def _meeting(call: Call, last_of: Mapping[tuple[int, ...], Call]) -> int:
+    """Returns when all had come to a call."""
+    last = last_of.get(call.key, call)
+    return min(max(last.arrived, call.arrived), call.resumed)
+
+
+def _spans(
+    calls: list[Call], last_of: Mapping[tuple[int, ...], Call], dumps: Dumps
+) -> list[tuple[int, int]]:
+    """Returns when the device was in calls, but for the time in which these multiply."""
+    spans = []
+    for call in calls:
+        is_fused = dumps.site(call.site).get("op", "").split()[0:1] in [[f] for f in _FUSED]
+        spans.append((call.arrived, _meeting(call, last_of) if is_fused else call.resumed))
+    return spans
+
+
+def _steps_of(own: list[Call]) -> list[list[Call]]:
+    """Returns the calls of each execution of a program."""
+    return [list(part) for _, part in it.groupby(own, key=lambda call: call.run)]
 
 
 def _gaps(begins: list[int], own: list[Call]) -> list[int]:
@@ -236,13 +306,53 @@ def table(found: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def draw(found: list[Row], path: Path) -> None:
-    """Draws what a step of each device is made of, and how late each came. Needs matplotlib."""
+def slowest(found: list[Step]) -> list[Step]:
+    """Returns the few steps that took longest, the longest first."""
+    return sorted(found, key=lambda step: -step.ms)[:_SLOWEST]
+
+
+def slowest_table(found: list[Step]) -> str:
+    """Returns the slowest of these steps as text."""
+    lines = ["slowest steps  step ms  exposed  last to come  late ms"]
+    lines += [
+        f"{step.number:13} {step.ms:8.3f} {step.exposed:8.0%} "
+        f"{_name(step.last) if step.last else '-':>13} {step.late_ms:8.1f}"
+        for step in slowest(found)
+    ]
+    return "\n".join(lines)
+
+
+def _name(place: Place) -> str:
+    return f"{place.process}.{place.device}"
+
+
+def draw(found: list[Row], all_steps: list[Step], path: Path) -> None:
+    """Draws the steps, what one of each device is made of, and how late each came.
+
+    Needs matplotlib.
+    """
     from matplotlib.figure import Figure
 
-    names = [f"{row.place.process}.{row.place.device}" for row in found]
-    figure = Figure(figsize=(max(5.0, 1.5 + 0.6 * len(found)), 5.5), layout="constrained")
-    steps, late = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    names = [_name(row.place) for row in found]
+    figure = Figure(figsize=(max(5.0, 1.5 + 0.6 * len(found)), 7.5), layout="constrained")
+    times, steps, late = figure.subplots(3, 1, height_ratios=(2, 2, 1))
+    times.plot([s.number for s in all_steps], [s.ms for s in all_steps], color="#888888", lw=1)
+    for place, step in enumerate(slowest(all_steps)):
+        told = f"{step.number}" + (f", {_name(step.last)} last" if step.last else "")
+        side = -1 if step.number > len(all_steps) / 2 else 1
+        times.plot([step.number], [step.ms], "o", ms=4, color="#b0563b")
+        times.annotate(
+            told,
+            (step.number, step.ms),
+            (5 * side, 9 * (_SLOWEST - 1 - place)),  # of neighbours each can be read
+            textcoords="offset points",
+            fontsize=8,
+            ha="right" if side < 0 else "left",
+        )
+    times.margins(y=0.25)
+    times.set_xlabel("step")
+    times.set_ylabel("ms")
+    times.set_ylim(bottom=0)
     bottom = [0.0] * len(found)
     for label, color, values in (
         ("waiting for ranks", "#b0563b", [row.waiting_ms for row in found]),

@@ -91,9 +91,9 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     writes the file when all have left the block. `jaxcoll run --trace PATH` does so for a whole
     script. One track for each device: a slice for each call, with waiting (for the ranks that had
     not come) told from moving, its operands and source line, and arrows from the rank that came
-    last. Beside it a picture, `.png`, where matplotlib is installed; and a table is printed: what a
-    step of each device is made of, and who the others wait for. On one host all clocks are one;
-    over several hosts they are those of the day, and as far apart as these.
+    last. Beside it a picture, `.png`, where matplotlib is installed; and tables are printed: what a
+    step of each device is made of, who the others wait for, and the slowest steps. On one host all
+    clocks are one; over several hosts they are those of the day, and as far apart as these.
 
     Cost: a thread looks every 2 ms for new calls, and keeps about 100 bytes of each.
 
@@ -217,14 +217,14 @@ class Collector(threading.Thread):
 
 
 def finish(parts: dict[int, dict[str, Any]], path: Path) -> None:
-    """Writes the timeline and its picture, and prints the table."""
+    """Writes the timeline and its picture, and prints the tables."""
     read = dumps_of(parts)
     timeline.write(read, path)
-    found = timeline.rows(read)
-    print(timeline.table(found), flush=True)
+    found, steps = timeline.rows(read), timeline.steps(read)
+    print(timeline.table(found), timeline.slowest_table(steps), sep="\n", flush=True)
     said = f"timeline: {path}"
     try:
-        timeline.draw(found, path.with_suffix(".png"))
+        timeline.draw(found, steps, path.with_suffix(".png"))
         said += f", picture: {path.with_suffix('.png')}"
     except ModuleNotFoundError:
         said += " (no picture: matplotlib is not installed)"

@@ -194,6 +194,33 @@ def test_rows_by_hand():
     assert first.overlap == 0
 
 
+def test_the_slowest_steps_by_hand(tmp_path):
+    """Of 50 steps of 10 ms: in the 17th process 1 comes 90 ms late to the second call."""
+    calls, begin = [], 1000
+    for step in range(1, 51):
+        late = 90 if step == 17 else 0
+        calls += [
+            call(0, begin, begin, begin + 1, run=step, execution=2 * step),
+            call(1, begin, begin, begin + 1, run=step, execution=2 * step),
+            call(0, begin + 5, begin + 5, begin + late + 6, run=step, execution=2 * step + 1),
+            call(1, begin + late + 5, 0, begin + late + 6, run=step, execution=2 * step + 1),
+        ]
+        begin += 10 + late
+    steps = timeline.steps(dumps_of(*calls))
+    assert [step.number for step in steps] == [*range(1, 51)]
+    slow = timeline.slowest(steps)[0]
+    assert (slow.number, slow.ms, slow.last, slow.late_ms) == (17, 100, Place(1, 0), 90)
+    assert slow.exposed == pytest.approx((92 + 2) / 200)
+    assert steps[16] == slow
+    assert {(step.ms, step.late_ms) for step in steps[1:16]} == {(10, 0)}
+    (line, *others) = timeline.slowest_table(steps).splitlines()[1:]
+    assert line.split() == ["17", "100.000", "47%", "1.0", "90.0"]
+    assert len(others) == 2
+    assert timeline.steps(dumps_of()) == []
+    timeline.draw(timeline.rows(dumps_of(*calls)), steps, tmp_path / "t.png")
+    timeline.draw([], [], tmp_path / "nothing.png")
+
+
 def test_what_overlaps_counts_once_and_has_tracks_of_its_own():
     calls = [
         call(0, 1000, 1000, 1040),
