@@ -206,6 +206,16 @@ def test_an_error_of_one_process_says_what_the_missing_rank_does(half_a_second):
     assert re.search(r'File ".*checks\.py", line \d+, in sleep', info.text)
 
 
+@needs_engine
+def test_without_a_limit_a_late_rank_is_waited_for(half_a_second):
+    """Beyond the limit that was there before."""
+    jaxcoll.config.timeout_s = None
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    with jaxcoll.using(backend="native"):
+        sums = jax.jit(mapped(late_rank, mesh(4)))(x)
+        assert (np.asarray(sums) == x.sum(0)).all()
+
+
 def test_watch_leaves_other_errors_alone():
     with pytest.raises(ZeroDivisionError), jaxcoll.watch():
         _ = 1 / 0

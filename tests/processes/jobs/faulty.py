@@ -2,7 +2,7 @@
 
 Each is a process, a moment and a kind; the last one is a death, with which the job ends. Every
 other process checks the error, and one of them what the doctor says. Where processes have several
-devices, it may be one of these alone that is late.
+devices, it may be one of these alone that is late. A rank that is slow is no error.
 """
 
 import os
@@ -49,7 +49,7 @@ STATUS = {
     "shape": doctor.MISMATCH,
     "dies": doctor.GONE,
 }
-KINDS = ["late", "stops", "skips", "shape", *["late device"] * (DEVICES > 1)]
+KINDS = ["slow", "late", "stops", "skips", "shape", *["late device"] * (DEVICES > 1)]
 
 
 def with_a_late_rank(call: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
@@ -80,6 +80,9 @@ def call(name: str, extra: int = 0) -> None:
 def misbehave(kind: str, name: str) -> None:
     """Does, as the process with the fault, what goes wrong instead of a call, or before it."""
     match kind:
+        case "slow":
+            time.sleep(LIMIT_S / 2)
+            call(name)
         case "late":
             time.sleep(LATE_S)
             call(name)
@@ -127,6 +130,9 @@ def run(kind: str, faulty: int, order: list[str], moment: int) -> tuple[Exceptio
 
 def check(kind: str, faulty: int, order: list[str], moment: int, error: Exception | None) -> None:
     what = (kind, faulty, order, moment)
+    if kind == "slow":
+        assert error is None, what
+        return
     info = jaxcoll.error_info(error) if error is not None else None
     assert info is not None, (what, error)
     if STATUS[kind] == doctor.MISMATCH:
@@ -186,7 +192,7 @@ def main() -> None:
         if faulty != PROCESS or kind == "late device":
             check(kind, faulty, order, moment, error)
             assert seconds < LIMIT_S + GRACE_S, (kind, seconds)  # it must not hang
-        if (faulty + 1) % PROCESSES == PROCESS:
+        if kind != "slow" and (faulty + 1) % PROCESSES == PROCESS:
             check_doctor(kind, faulty, since)
         if kind != "dies":
             jaxcoll.config.timeout_s = 60
