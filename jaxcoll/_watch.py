@@ -365,6 +365,8 @@ class _Thread(threading.Thread):
         for each in waiting:
             if each.is_reported or (why := _why_late(each, still_s)) is None:
                 continue
+            if each.is_done:  # meanwhile
+                continue
             cards = self._cards()
             if any(card["is_excused"] for card in cards.values()):
                 each.waited_s -= _TELL_S  # asks again then
