@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from process_aims import MEAN_AIMS, OTHERS, aim, at_most, mean, verdict_of
 from report import KIB, MIB, size_text
 
 COLORS = {"lax": "#b0563b", "mpi4jax": "#5a8f3c", "native": "#1f6fb2"}
@@ -22,21 +23,32 @@ def markdown(results: dict[str, Any]) -> str:
         "Times are medians in microseconds; ratios (theirs / ours, above 1 ours is faster) are "
         "medians of rounds in which all variants ran in turn. *chained* is the extra time for each "
         "call of a longer chain in one program, *single* a whole program with one call.",
+        "",
+        "*least* is the same program with calls that do nothing but move the bytes "
+        "(`benchmarks/bare.cc`), in the same rounds: through memory that the processes share "
+        "(*window*) or by the system's call that reads another process (*read*), whichever is "
+        "faster. *at most* is theirs / least: the ratio of a library that does nothing else. Of a "
+        "row that misses its aim, *limit* says that this is below the aim, too, and *open* that it "
+        "is not, or that somebody undercuts the least by a tenth, which then says nothing.",
     ]
     for processes in sorted({row["processes"] for row in rows}):
         lines += ["", f"## {processes} processes", ""]
         lines += [
-            "| op | bytes per rank | how | jaxcoll | lax | mpi4jax | lax/ours | mpi4jax/ours |"
+            "| op | bytes per rank | how | jaxcoll | lax | mpi4jax | least | way | lax/ours | "
+            "at most | aim | | mpi4jax/ours | at most | aim | | rounds | wrong |"
         ]
-        lines[-1] += " rounds | wrong |"
-        lines += ["|---|--:|---|--:|--:|--:|--:|--:|--:|--:|"]
+        lines += ["|---|--:|---|" + "--:|" * 4 + "---|" + "--:|--:|--:|---|" * 2 + "--:|--:|"]
         for row in rows:
             if row["processes"] == processes:
                 cells = [row["op"], size_text(row["bytes"]), row["how"]]
-                names = ("native_us", "lax_us", "mpi4jax_us", "lax_over_native")
-                cells += [row.get(name, "") for name in (*names, "mpi4jax_over_native")]
-                cells += [row["rounds"], row["wrong"]]
-                lines.append("| " + " | ".join(map(str, cells)) + " |")
+                names = ("native_us", "lax_us", "mpi4jax_us", "least_us", "least_way")
+                cells += [row.get(name, "") for name in names]
+                for other in OTHERS:
+                    cells += [row.get(f"{other}_over_native", ""), _text(at_most(row, other))]
+                    cells += [_text(aim(row, other)), verdict_of(row, other)]
+                lines.append(_line(*cells, row["rounds"], row["wrong"]))
+    lines += ["", "## Aims", "", *_counts(rows), "", "### Missed", "", *_missed(rows)]
+    lines += _own_part_of_xla(rows)
     lines += ["", "## Geometric means and least ratios, all ops", ""]
     lines += ["| processes | how | against | up to 64 KiB | above | least | where |"]
     lines += ["|--:|---|---|--:|--:|--:|---|"]
@@ -55,6 +67,70 @@ def markdown(results: dict[str, Any]) -> str:
             f"{row['native_ms']} | {row['lax_ms']} | {row['lax_over_native']} | {row['rounds']} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _line(*cells: Any) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None else f"{number:g}"
+
+
+def _counts(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["| processes | how | against | met | limit | open | mean | at most | aim | |"]
+    lines += ["|--:|---|---|--:|--:|--:|--:|--:|--:|---|"]
+    for processes, how in dict.fromkeys((row["processes"], row["how"]) for row in rows):
+        for other in OTHERS:
+            chosen = [
+                row
+                for row in rows
+                if (row["processes"], row["how"]) == (processes, how) and aim(row, other)
+            ]
+            if chosen:
+                found = [verdict_of(row, other) for row in chosen]
+                of_mean, best, said = mean(chosen, other)
+                cells = [f"{of_mean:.2f}", "" if best is None else f"{best:.2f}"]
+                cells += [_text(MEAN_AIMS.get(other)), said]
+                numbers = [found.count(verdict) for verdict in ("met", "limit", "open")]
+                lines.append(_line(processes, how, other, *numbers, *cells))
+    return lines
+
+
+def _missed(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| processes | op | bytes per rank | how | against | ratio | at most | aim | "
+        "jaxcoll/least | |",
+        "|--:|---|--:|---|---|--:|--:|--:|--:|---|",
+    ]
+    for other in OTHERS:
+        for row in rows:
+            if (said := verdict_of(row, other)) in ("limit", "open"):
+                cells = [row["processes"], row["op"], size_text(row["bytes"]), row["how"], other]
+                cells += [row[f"{other}_over_native"], _text(at_most(row, other))]
+                cells += [_text(aim(row, other)), row.get("native_over_least", ""), said]
+                lines.append(_line(*cells))
+    return lines
+
+
+def _own_part_of_xla(rows: list[dict[str, Any]]) -> list[str]:
+    chosen = [row for row in rows if "nothing_us" in row and row["how"] == "chained"]
+    if not chosen:
+        return []
+    lines = [
+        "",
+        "### What of a short call is XLA's own",
+        "",
+        "*XLA*: the same chain with calls that return at once.",
+        "",
+        "| processes | op | bytes per rank | jaxcoll | mpi4jax | least | XLA |",
+        "|--:|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in chosen:
+        names = ("native_us", "mpi4jax_us", "least_us", "nothing_us")
+        cells = [row["processes"], row["op"], size_text(row["bytes"])]
+        lines.append(_line(*cells, *(row.get(name, "") for name in names)))
+    return lines
 
 
 def _summary(rows: list[dict[str, Any]], processes: int, how: str, other: str) -> list[str]:

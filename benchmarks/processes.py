@@ -3,8 +3,8 @@
     python benchmarks/processes.py [--processes 2,4] [--ops all_reduce,...] [--sizes 256,4096,...]
 
 Without mpi4jax, which is an extra of the benchmarks (`pip install mpi4jax`, Open MPI), its columns
-stay empty. All variants alternate in one job, one device a process. Results go to
-benchmarks/results/.
+stay empty; so do those of the least that a call can take (bare_chains.py) without a compiler. All
+variants alternate in one job, one device a process. Results go to benchmarks/results/.
 """
 
 import argparse
@@ -21,14 +21,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bare_chains
 import mpi4jax_chains
 from environment import environment, machine
 
 VARIANTS = ("native", "lax", "mpi4jax")
+# Ratios of a row.
+PAIRS = [
+    *(("lax", "native"), ("mpi4jax", "native")),
+    *(("lax", "least"), ("mpi4jax", "least"), ("native", "least")),
+]
 HERE = Path(__file__).resolve().parent
 SIZES = (256, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 # Seconds that the variants of one measurement may take together, about.
 BUDGET_S = 2.0
+
+# A variant's chains, by length.
+Programs = dict[str, list[Callable[[], Any]]]
 
 
 def main() -> None:
@@ -40,6 +49,7 @@ def main() -> None:
     parser.add_argument("--no-lax", action="store_true", help="leave out Gloo, which takes longest")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for results")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--bare", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         measure_here(arguments)
@@ -67,14 +77,15 @@ def job(num_processes: int, arguments: argparse.Namespace) -> dict[str, Any]:
     started = time.monotonic()
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / f".processes-{num_processes}.json"
-    script = [__file__, "--child", str(file), *sys.argv[1:]]
     if has_mpi4jax():
         binding = "core" if num_processes <= (os.cpu_count() or 1) else "none"
         command = ["mpirun", "-n", str(num_processes), "--allow-run-as-root", "--oversubscribe"]
-        command += ["--bind-to", binding, sys.executable, *script]
+        command += ["--bind-to", binding, sys.executable]
     else:
-        command = [sys.executable, "-m", "jaxcoll", "run", "-n", str(num_processes), *script]
-    subprocess.run(command, check=True)
+        command = [sys.executable, "-m", "jaxcoll", "run", "-n", str(num_processes)]
+    command += [__file__, "--child", str(file), *sys.argv[1:]]
+    with bare_chains.built(num_processes) as bare:
+        subprocess.run([*command, *(["--bare", bare] if bare else [])], check=True)
     print(f"{num_processes} processes: {time.monotonic() - started:.0f} s", file=sys.stderr)
     result = json.loads(file.read_text())
     file.unlink()
@@ -93,6 +104,8 @@ def measure_here(arguments: argparse.Namespace) -> None:
     from jaxcoll._chains import OPS
 
     ops = arguments.ops.split(",") if arguments.ops else list(OPS)
+    if arguments.bare:
+        bare_chains.join(arguments.bare, jax.process_index(), jax.process_count())
     rows = []
     for op in ops:
         for size in map(int, arguments.sizes.split(",")):
@@ -122,50 +135,72 @@ def measure_op(op: str, size: int, arguments: argparse.Namespace) -> list[dict[s
     functions = variants(op, p, ("native",))
     if arguments.no_lax:
         functions.pop("lax")
+    small = size <= 64 << 10
     lengths = {
-        "native": (1, 32, 256) if size <= 64 << 10 else (1, 2, 6),
-        "mpi4jax": (1, 32, 256) if size <= 64 << 10 else (1, 2, 6),
-        "lax": (1, 4, 12) if size <= 64 << 10 else (1, 2, 4),
+        name: (1, 32, 256) if small else (1, 2, 6) for name in (*VARIANTS, *bare_chains.ROUTES)
     }
-    programs: dict[str, list[Callable[[], Any]]] = {}
-    for name, function in functions.items():
-        programs[name] = [
-            ft.partial(chain(op, function, length, mesh), x) for length in lengths[name]
-        ]
-    if has_mpi4jax():
-        made = mpi4jax_chains.chains(op, lengths["mpi4jax"])
-        if made:
-            local = jax.device_put(mine, jax.local_devices()[0])
-            programs["mpi4jax"] = [ft.partial(program, local) for program in made]
+    lengths["lax"] = (1, 4, 12) if small else (1, 2, 4)
+    programs: Programs = {
+        name: [ft.partial(chain(op, function, length, mesh), x) for length in lengths[name]]
+        for name, function in functions.items()
+    }
+    local = jax.device_put(mine, jax.local_devices()[0])
+    made = {"mpi4jax": mpi4jax_chains.chains(op, lengths["mpi4jax"]) if has_mpi4jax() else []}
+    for route in bare_chains.routes(size) if arguments.bare else []:
+        made[route] = bare_chains.chains(op, route, lengths[route], p)
+    for name, of in made.items():
+        if of:
+            programs[name] = [ft.partial(program, local) for program in of]
 
-    wrong = 0
-    results = {name: local_part(of[0]()) for name, of in programs.items()}
-    for name, result in results.items():
-        expected = EXPECTED[op](np.split(values, p), jax.process_index())
-        wrong += int((result.reshape(expected.shape) != expected).sum()) if name != "lax" else 0
+    wrong = count_wrong(programs, EXPECTED[op](np.split(values, p), jax.process_index()))
     meet = ft.partial(
         chain("all_reduce", variants("all_reduce", p, ("native",))["native"], 1, mesh), x
     )
     seconds = measure(programs, meet, arguments.budget)
-    rows = []
-    for how, times in (
-        ("chained", {n: slopes(t[1], t[2], *lengths[n][1:]) for n, t in seconds.items()}),
-        ("single", {n: t[0] for n, t in seconds.items()}),
-    ):
-        row = {"op": op, "processes": p, "bytes": size, "how": how, "wrong": wrong}
-        for name, of in times.items():
-            row[f"{name}_us"] = round(statistics.median(of) * 1e6, 2)
-        for other in ("lax", "mpi4jax"):
-            if other in times:
-                pairs = zip(times[other], times["native"], strict=True)
-                row[f"{other}_over_native"] = round(statistics.median(a / b for a, b in pairs), 3)
-        row["rounds"] = len(times["native"])
-        rows.append(row)
-    return rows
+    of_row = {"op": op, "processes": p, "bytes": size}
+    chained = {name: slopes(t[1], t[2], *lengths[name][1:]) for name, t in seconds.items()}
+    return [
+        {**of_row, "how": how, "wrong": wrong, **columns(times)}
+        for how, times in (("chained", chained), ("single", {n: t[0] for n, t in seconds.items()}))
+    ]
+
+
+def count_wrong(programs: Programs, expected: Any) -> int:
+    """Counts, over all processes, what differs from NumPy, and in longer chains from ours."""
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    wrong = 0
+    wanted = [expected, *(local_part(program()) for program in programs["native"][1:])]
+    for name, of in programs.items():
+        if name not in ("lax", "nothing"):  # Gloo's sums are wrong at times, and not ours to mend
+            for program, result in zip(of, wanted, strict=True):
+                got = local_part(program())
+                wrong += int((got.reshape(result.shape) != result).sum())
+    return int(multihost_utils.process_allgather(np.int32(wrong)).sum())
+
+
+def columns(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Returns a row's medians in us, and medians of paired ratios.
+
+    `least` is the faster one of the ways of bare_chains.py.
+    """
+    ways = [name for name in times if name in bare_chains.ROUTES and name != "nothing"]
+    found: dict[str, Any] = {}
+    if ways:
+        found["least_way"] = min(ways, key=lambda name: statistics.median(times[name]))
+        times = {**times, "least": times[found["least_way"]]}
+    for name, of in times.items():
+        found[f"{name}_us"] = round(statistics.median(of) * 1e6, 2)
+    for one, other in PAIRS:
+        if one in times and other in times:
+            pairs = zip(times[one], times[other], strict=True)
+            found[f"{one}_over_{other}"] = round(statistics.median(a / b for a, b in pairs), 3)
+    return {**found, "rounds": len(times["native"])}
 
 
 def measure(
-    programs: dict[str, list[Callable[[], Any]]], meet: Callable[[], Any], budget_s: float
+    programs: Programs, meet: Callable[[], Any], budget_s: float
 ) -> dict[str, list[list[float]]]:
     """Returns seconds by variant, length and round; all variants alternate in each round.
 
@@ -248,7 +283,7 @@ def local_part(array: Any) -> Any:
 
 def text(row: dict[str, Any]) -> str:
     parts = [f"{row['op']:15}{row['processes']:3}{row['bytes']:10} {row['how']:8}"]
-    parts += [f"{n} {row[f'{n}_us']:10.2f}" for n in VARIANTS if f"{n}_us" in row]
+    parts += [f"{n} {row[f'{n}_us']:10.2f}" for n in (*VARIANTS, "least") if f"{n}_us" in row]
     parts += [
         f"{n}/native {row[f'{n}_over_native']:8.2f}" for n in VARIANTS if f"{n}_over_native" in row
     ]

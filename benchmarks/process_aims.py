@@ -1,0 +1,68 @@
+"""What rows of calls between processes are to reach, and what became of it.
+
+An aim that is missed is excused where it could not be met: where the least that a call can take
+(bare_chains.py), measured in the same rounds, is not fast enough either.
+"""
+
+import statistics
+from typing import Any
+
+from report import KIB
+
+Row = dict[str, Any]
+
+OTHERS = ("lax", "mpi4jax")
+# Of all rows that a library can be compared in, for each number of processes, chained and single.
+MEAN_AIMS = {"mpi4jax": 2.0}
+# What is to be the least that a call takes is none where somebody takes so much less.
+BEATEN = 0.9
+
+
+def aim(row: Row, other: str) -> float | None:
+    """Returns what `other`'s time over ours is to be at least; None: no aim, or not measured."""
+    if f"{other}_over_native" not in row:
+        return None
+    if other == "mpi4jax":
+        return 1.2
+    if row["processes"] != 2 or row["how"] != "chained":
+        return None
+    if row["bytes"] > 64 * KIB:
+        return 4.0
+    if row["op"] != "all_reduce":
+        return 10.0
+    return 40.0 if row["bytes"] <= 4 * KIB else 20.0
+
+
+def at_most(row: Row, other: str) -> float | None:
+    """Returns the ratio of a library that takes the least; None: not known.
+
+    A least that ours or `other` undercuts is not known: it bounds nothing.
+    """
+    if f"{other}_over_least" not in row:
+        return None
+    best = row[f"{other}_over_least"]
+    return best if min(best, row["native_over_least"]) >= BEATEN else None
+
+
+def verdict(ratio: float, wanted: float, best: float | None) -> str:
+    """Returns "met"; "limit", where the least can't meet it either; or "open"."""
+    if ratio >= wanted:
+        return "met"
+    return "limit" if best is not None and best < wanted else "open"
+
+
+def verdict_of(row: Row, other: str) -> str:
+    """Returns what became of a row's aim; "" where it has none."""
+    wanted = aim(row, other)
+    if wanted is None:
+        return ""
+    return verdict(row[f"{other}_over_native"], wanted, at_most(row, other))
+
+
+def mean(rows: list[Row], other: str) -> tuple[float, float | None, str]:
+    """Returns rows' geometric mean, what it is at most if that is known, and its verdict."""
+    found = statistics.geometric_mean(row[f"{other}_over_native"] for row in rows)
+    bests = [best for row in rows if (best := at_most(row, other)) is not None]
+    best = statistics.geometric_mean(bests) if len(bests) == len(rows) else None
+    wanted = MEAN_AIMS.get(other)
+    return found, best, "" if wanted is None else verdict(found, wanted, best)
