@@ -27,6 +27,7 @@
 #include "host/communicator.h"
 #include "host/diagnosis.h"
 #include "host/job.h"
+#include "host/peer_memory.h"
 #include "host/recorder.h"
 #include "host/segment.h"
 #include "host/threads.h"
@@ -250,9 +251,9 @@ bool ProbePeers() {
   return Joined()->Probe();
 }
 
-void Start(bool reads_peers) {
+void Start(bool may_read, bool is_faster) {
   RequireJoined();
-  Joined()->LetPeersBeRead(reads_peers);
+  Joined()->LetPeersBeRead(may_read, is_faster);
   Job::Get().Attach(std::move(Joined()));
 }
 
@@ -311,9 +312,11 @@ NB_MODULE(_core, m) {
         "Why calls between processes fail until all attach anew, or None.");
   m.def("probe_peers", &ProbePeers,
         "Whether this process may read the memory of the others, when all have joined.");
-  m.def("start", &Start, nb::arg("reads_peers"),
-        "Begins to use the segment that was joined. With `reads_peers`, the same on all processes, "
-        "large copies are read from where they lie.");
+  m.def("is_reading_faster", &IsReadingFaster,
+        "Whether that takes less than two copies through shared memory, as measured once.");
+  m.def("start", &Start, nb::arg("may_read"), nb::arg("is_faster"),
+        "Begins to use the segment that was joined. What large copies may be read from where they "
+        "lie, and whether that is faster: the same on all processes.");
   m.def("use_blas", &UseBlas, nb::arg("sgemm"), nb::arg("dgemm"), nb::arg("set_num_threads"),
         nb::arg("num_threads"),
         "The addresses of a BLAS's functions; the last two are 0 where it has one thread.");

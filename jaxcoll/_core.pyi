@@ -46,9 +46,14 @@ def probe_peers() -> bool:
     Whether this process may read the memory of the others, when all have joined.
     """
 
-def start(reads_peers: bool) -> None:
+def is_reading_faster() -> bool:
     """
-    Begins to use the segment that was joined. With `reads_peers`, the same on all processes, large copies are read from where they lie.
+    Whether that takes less than two copies through shared memory, as measured once.
+    """
+
+def start(may_read: bool, is_faster: bool) -> None:
+    """
+    Begins to use the segment that was joined. What large copies may be read from where they lie, and whether that is faster: the same on all processes.
     """
 
 def use_blas(sgemm: int, dgemm: int, set_num_threads: int, num_threads: int) -> None:

@@ -123,7 +123,8 @@ def attach(call: str = "initialize") -> None:
             if not problem:
                 _observe(core, cards, here, process)
                 # One that may not read another's memory, as in some containers, decides for all.
-                core.start(all(board.exchange("reading", core.probe_peers())))
+                reading = (core.probe_peers(), core.is_reading_faster())
+                core.start(*map(all, zip(*board.exchange("reading", reading), strict=True)))
                 _use(core)
                 break
     if core is not None:

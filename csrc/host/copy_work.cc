@@ -105,7 +105,7 @@ void ExchangeWork::Run(std::size_t chunk, const Buffers& buffers) const {
 std::unique_ptr<const Route> ExchangeWork::MakeRoute(const Membership& members,
                                                      const RouteOptions& options) const {
   const std::size_t block_bytes = layout_.rows * layout_.columns * layout_.bytes;
-  if (options.can_read_peers &&
+  if (options.reads_copies &&
       IsDirectFaster((members.num_ranks() - 1) * block_bytes, layout_.bytes)) {
     return std::make_unique<DirectExchange>(layout_, members);
   }
@@ -142,7 +142,7 @@ void PermuteWork::Run(std::size_t chunk, const Buffers& buffers) const {
 
 std::unique_ptr<const Route> PermuteWork::MakeRoute(const Membership& members,
                                                     const RouteOptions& options) const {
-  if (options.can_read_peers && IsDirectFaster(bytes_, bytes_)) {
+  if (options.reads_copies && IsDirectFaster(bytes_, bytes_)) {
     return std::make_unique<DirectPermute>(source_of_, bytes_, members);
   }
   return std::make_unique<PermuteRoute>(source_of_, bytes_, members, options.window_bytes);

@@ -82,9 +82,14 @@ class Session {
   /// Whether this process may read the memory of all others (host/peer_memory.h): asks for the
   /// nonce that stands in each.
   [[nodiscard]] bool Probe() const;
-  /// What all processes have agreed on after that, before the first call.
-  void LetPeersBeRead(bool allowed) { can_read_peers_ = allowed; }
+  /// What all processes have agreed on after that, before the first call: whether they may, and
+  /// whether that is faster than two copies.
+  void LetPeersBeRead(bool allowed, bool is_faster) {
+    can_read_peers_ = allowed;
+    reads_copies_ = allowed && is_faster;
+  }
   [[nodiscard]] bool can_read_peers() const { return can_read_peers_; }
+  [[nodiscard]] bool reads_copies() const { return reads_copies_; }
 
   /// What the process at `seat` tells about itself, which others may not be let read: then null.
   /// To be called before the first call.
@@ -123,6 +128,7 @@ class Session {
   std::vector<std::int64_t> processes_;
   bool is_crowded_ = false;
   bool can_read_peers_ = false;
+  bool reads_copies_ = false;
   std::vector<std::shared_ptr<const BlackBox>> boxes_;  // by seat
   std::uint64_t probe_ = 0;                             // what others find here
 

@@ -104,7 +104,7 @@ class Host {
     const Status status = Session::Begin(
         segment_, Seats(), kFirstProcess + static_cast<std::int64_t>(process), session);
     Check(status.ok(), status.message);
-    session->LetPeersBeRead(measures_.can_read_peers);
+    session->LetPeersBeRead(measures_.can_read_peers, /*is_faster=*/true);
     jobs_[process]->Attach(std::move(session));
   }
 
