@@ -260,23 +260,33 @@ std::string Clique::MissingText() const {
          " have not begun a program with a collective over them";
 }
 
-// In the form of csrc/host's, which jaxcoll/diagnosis/errors.py reads.
 std::string Clique::LateText(const Seat& seat, const LateCall& call) const {
-  std::string arrived;
-  std::string late;
-  std::vector<std::int64_t> elsewhere = devices_;
+  std::set<int> late;
   for (const auto& other : seats_) {
-    std::erase(elsewhere, devices_[other->rank]);
-    const bool has_called = other->num_calls.load(std::memory_order_relaxed) >=
-                            seat.num_calls.load(std::memory_order_relaxed);
-    std::string& text = has_called ? arrived : late;
-    text += (text.empty() ? "" : ", ") + std::to_string(other->rank) + " (device " +
-            std::to_string(devices_[other->rank]) + ")";
+    if (other->num_calls.load(std::memory_order_relaxed) <
+        seat.num_calls.load(std::memory_order_relaxed)) {
+      late.insert(other->ordinal);
+    }
   }
-  return surroundings_.site_text(call.site) + ": waited " + SecondsText(call.waited_ns) +
+  return WaitText(call.site, call.waited_ns, late);
+}
+
+// In the form of csrc/host's, which jaxcoll/diagnosis/errors.py reads.
+std::string Clique::WaitText(std::uint64_t site, std::int64_t waited_ns,
+                             const std::set<int>& late) const {
+  std::string of_arrived;
+  std::string of_late;
+  std::vector<std::int64_t> elsewhere = devices_;
+  for (const auto& seat : seats_) {
+    std::erase(elsewhere, devices_[seat->rank]);
+    std::string& text = late.count(seat->ordinal) == 0 ? of_arrived : of_late;
+    text += (text.empty() ? "" : ", ") + std::to_string(seat->rank) + " (device " +
+            std::to_string(devices_[seat->rank]) + ")";
+  }
+  return surroundings_.site_text(site) + ": waited " + SecondsText(waited_ns) +
          (late.empty() ? " for other processes, devices " + Listed(elsewhere)
-                       : " for rank " + late) +
-         "; arrived: " + arrived;
+                       : " for rank " + of_late) +
+         "; arrived: " + of_arrived;
 }
 
 }  // namespace jaxcoll::cuda

@@ -111,6 +111,11 @@ class Clique {
   /// that have made their calls are well.
   void Fail(const Status& cause, bool is_orderly = false);
 
+  /// What a call says when it has waited for these local devices, CUDA's numbers; where there are
+  /// none, for other processes.
+  [[nodiscard]] std::string WaitText(std::uint64_t site, std::int64_t waited_ns,
+                                     const std::set<int>& late) const;
+
   [[nodiscard]] const std::vector<std::int64_t>& devices() const { return devices_; }
   [[nodiscard]] bool is_ready() const { return state_.load() == State::kReady; }
 

@@ -1,8 +1,9 @@
 #include "cuda/engine.h"
 
-#include <array>   // std::array
-#include <chrono>  // std::chrono
-#include <thread>  // std::this_thread
+#include <algorithm>  // std::find
+#include <array>      // std::array
+#include <chrono>     // std::chrono
+#include <thread>     // std::this_thread
 
 #include "core/clock.h"
 
@@ -24,6 +25,19 @@ Status Engine::Open(const LibraryPaths& paths) { return libraries_.Open(paths); 
 void Engine::SetDevices(const std::vector<Clique::LocalDevice>& devices) {
   const std::lock_guard<std::mutex> lock(mutex_);
   devices_ = devices;
+}
+
+std::set<int> Engine::LocalOf(const std::vector<std::vector<std::int64_t>>& groups) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::set<int> found;
+  for (const std::vector<std::int64_t>& group : groups) {
+    for (const Clique::LocalDevice& device : devices_) {
+      if (std::find(group.begin(), group.end(), device.id) != group.end()) {
+        found.insert(device.ordinal);
+      }
+    }
+  }
+  return found;
 }
 
 std::int64_t Engine::IdOf(int ordinal) {

@@ -7,6 +7,7 @@
 #include <map>      // std::map
 #include <memory>   // std::shared_ptr
 #include <mutex>    // std::mutex
+#include <set>      // std::set
 #include <string>   // std::string
 #include <thread>   // std::thread
 #include <vector>   // std::vector
@@ -48,6 +49,8 @@ class Engine {
   void SetTraps(bool traps) { traps_.store(traps); }
   [[nodiscard]] std::int64_t timeout_ns() const { return timeout_ns_.load(); }
 
+  /// CUDA's numbers of the local devices in some groups of global ids.
+  [[nodiscard]] std::set<int> LocalOf(const std::vector<std::vector<std::int64_t>>& groups);
   /// The global id of a local device, or -1.
   [[nodiscard]] std::int64_t IdOf(int ordinal);
   /// The group of these devices, in rank order; made when it is first asked for.
@@ -63,6 +66,9 @@ class Engine {
 
   /// Calls put on streams so far, over all devices.
   [[nodiscard]] std::uint64_t num_calls() const { return num_calls_.load(); }
+  /// What stands at a call site.
+  static std::string SiteText(std::uint64_t site);
+
   void CountCall() { num_calls_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -71,7 +77,6 @@ class Engine {
 
   static std::string ExchangeId(const std::vector<std::int64_t>& devices, std::int64_t generation,
                                 NcclId& id);
-  static std::string SiteText(std::uint64_t site);
 
   Libraries libraries_;
   Callbacks callbacks_{};

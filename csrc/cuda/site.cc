@@ -1,8 +1,9 @@
 #include "cuda/site.h"
 
 #include <algorithm>  // std::find
-#include <string>     // std::to_string
+#include <string>     // std::string, std::to_string
 
+#include "core/clock.h"
 #include "core/small_array.h"
 
 namespace jaxcoll::cuda {
@@ -24,22 +25,36 @@ Status Site::Initialize(int ordinal, Stream stream) {
       return status;
     }
   }
-  if (Status status = place.clique->Join(ordinal, stream, engine_.timeout_ns()); !status.ok()) {
+  Status status = place.clique->Join(ordinal, stream, engine_.timeout_ns());
+  if (place.is_ready) {
     return status;
   }
-  return place.is_prepared ? Status{} : Prepare(place, ordinal);
+  if (status.ok() && !place.is_prepared) {
+    status = Prepare(place, ordinal);
+  }
+  return Start(place, ordinal, status);
 }
 
 Status Site::Enter(Place& place, int ordinal) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   const std::int64_t generation = engine_.generation();
   const std::int64_t id = engine_.IdOf(ordinal);
   for (const std::vector<std::int64_t>& group : groups_) {
-    if (std::find(group.begin(), group.end(), id) != group.end()) {
-      place.clique = engine_.Find(group);
-      place.generation = generation;
-      place.is_prepared = false;
-      return {};
+    if (std::find(group.begin(), group.end(), id) == group.end()) {
+      continue;
     }
+    if (generation_ != generation) {
+      generation_ = generation;
+      start_ = std::make_shared<LocalMeeting>(engine_.LocalOf(groups_));
+      first_calls_.clear();
+    }
+    const std::shared_ptr<Clique> clique = engine_.Find(group);
+    std::shared_ptr<FirstCall>& first_call = first_calls_[clique.get()];
+    if (first_call == nullptr) {
+      first_call = std::make_shared<FirstCall>(engine_.LocalOf({group}));
+    }
+    place = {.clique = clique, .start = start_, .first_call = first_call, .generation = generation};
+    return {};
   }
   return Internal("CUDA device " + std::to_string(ordinal) + " (id " + std::to_string(id) +
                   ") is in none of the groups");
@@ -63,10 +78,53 @@ Status Site::Prepare(Place& place, int ordinal) {
   return status;
 }
 
+Status Site::Start(Place& place, int ordinal, const Status& prepared) {
+  const std::int64_t timeout_ns = engine_.timeout_ns();
+  Status status = place.start->Arrive(
+      ordinal, prepared,
+      {.timeout_ns = timeout_ns,
+       .interruption = [&] { return place.clique->Failure(); },
+       .late =
+           [&](const std::set<int>& missing) {
+             std::string ids;
+             for (const int other : missing) {
+               ids += (ids.empty() ? "" : ", ") + std::to_string(engine_.IdOf(other));
+             }
+             return DeadlineExceeded(Engine::SiteText(id_) + ": waited " + SecondsText(timeout_ns) +
+                                     " for devices " + ids +
+                                     ", which are not ready for the program's first run");
+           }});
+  place.is_ready = status.ok();
+  return status;
+}
+
+template <typename Call>
+Status Site::RunFirst(Place& place, int ordinal, const Call& call) {
+  Clique& clique = *place.clique;
+  const std::int64_t timeout_ns = engine_.timeout_ns();
+  const LocalMeeting::Terms terms{
+      .timeout_ns = timeout_ns,
+      .interruption = [&] { return clique.Failure(); },
+      .late =
+          [&](const std::set<int>& missing) {
+            return DeadlineExceeded(clique.WaitText(id_, timeout_ns, missing));
+          }};
+  Status status = place.first_call->before.Arrive(ordinal, {}, terms);
+  if (status.ok()) {
+    status = call();
+  }
+  status = place.first_call->after.Arrive(ordinal, status, terms);
+  if (status.ok()) {
+    return {};
+  }
+  clique.Fail(status);
+  return clique.Failure();  // the first cause
+}
+
 Status Site::Execute(int ordinal, Stream stream, std::span<const Operand> operands,
                      std::span<const Result> results) {
   if (ordinal < 0 || ordinal >= kMaxOrdinals ||
-      !places_[static_cast<std::size_t>(ordinal)].is_prepared) {
+      !places_[static_cast<std::size_t>(ordinal)].is_ready) {
     return Internal("CUDA device " + std::to_string(ordinal) + " was not initialized");
   }
   if (operands.size() != operation_->num_operands() ||
@@ -97,11 +155,14 @@ Status Site::Execute(int ordinal, Stream stream, std::span<const Operand> operan
     return libraries.OfRuntime("cudaSetDevice", error);
   }
   engine_.CountCall();
-  Clique& clique = *places_[static_cast<std::size_t>(ordinal)].clique;
-  return clique.Run(ordinal, stream, id_, [&](const Seat& seat) {
-    return operation_->Enqueue(libraries, seat, stream, {from.data(), operands.size()},
-                               {to.data(), results.size()});
-  });
+  Place& place = places_[static_cast<std::size_t>(ordinal)];
+  const auto call = [&] {
+    return place.clique->Run(ordinal, stream, id_, [&](const Seat& seat) {
+      return operation_->Enqueue(libraries, seat, stream, {from.data(), operands.size()},
+                                 {to.data(), results.size()});
+    });
+  };
+  return place.first_call->after.is_done() ? call() : RunFirst(place, ordinal, call);
 }
 
 }  // namespace jaxcoll::cuda

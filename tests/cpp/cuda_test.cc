@@ -2,7 +2,9 @@
 // ordinary memory (fake_cuda.cc). Threads are the ranks, each of a local device of its own.
 #include <dlfcn.h>  // dlopen, dlsym
 
+#include <algorithm>   // std::min
 #include <array>       // std::array
+#include <atomic>      // std::atomic
 #include <chrono>      // std::chrono
 #include <cstddef>     // std::byte, std::size_t
 #include <cstdint>     // std::int32_t, std::int64_t
@@ -10,6 +12,7 @@
 #include <memory>      // std::make_unique, std::unique_ptr
 #include <numeric>     // std::iota
 #include <set>         // std::set
+#include <span>        // std::span
 #include <string>      // std::string, std::to_string
 #include <thread>      // std::thread
 #include <utility>     // std::move
@@ -503,6 +506,89 @@ void CommunicatorsAreMadeOnceAndTogether(Context& context) {
                  [&] { return unknown.message; });
 }
 
+// ---- The first run ------------------------------------------------------------------------------
+
+/// How far the devices of a site are; one of them is slow, or fails.
+struct Stages {
+  int slow_one = 1;
+  bool fails = false;
+  std::atomic<int> num_prepared{0};
+  std::atomic<int> num_calling{0};
+  std::atomic<int> num_called{0};
+  std::atomic<int> fewest_calling{100};  // when a call was put on a stream
+};
+
+/// Puts nothing on a stream.
+class Staged final : public Operation {
+ public:
+  explicit Staged(Stages& stages) : stages_(stages) {}
+
+  [[nodiscard]] std::size_t num_operands() const override { return 0; }
+  [[nodiscard]] std::size_t num_results() const override { return 0; }
+  [[nodiscard]] std::size_t operand_bytes(std::size_t /*i*/) const override { return 0; }
+  [[nodiscard]] std::size_t result_bytes(std::size_t /*i*/) const override { return 0; }
+  Status Prepare(const Libraries& /*libraries*/, const Seat& seat) override {
+    Linger(seat);
+    ++stages_.num_prepared;
+    return stages_.fails && seat.ordinal == stages_.slow_one ? Internal("no kernel") : Status{};
+  }
+  Status Enqueue(const Libraries& /*libraries*/, const Seat& seat, Stream /*stream*/,
+                 std::span<const void* const> /*operands*/,
+                 std::span<void* const> /*results*/) const override {
+    stages_.fewest_calling = std::min<int>(stages_.fewest_calling, stages_.num_calling);
+    Linger(seat);
+    ++stages_.num_called;
+    return {};
+  }
+
+ private:
+  void Linger(const Seat& seat) const {
+    if (seat.ordinal == stages_.slow_one) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
+
+  Stages& stages_;
+};
+
+void DevicesStartTogether(Context& context) {
+  Engine& engine = OpenEngine();
+  Stages stages;
+  // One group has nothing to do with the other one, and waits for its devices all the same.
+  Site site(engine, 7, {{kFirstId}, {kFirstId + 1, kFirstId + 2}},
+            std::make_unique<Staged>(stages));
+  std::array<int, 3> prepared{};
+  std::array<int, 3> called{};
+  AllSucceed(context, OnRanks(3, [&](int rank) {
+               const auto at = static_cast<std::size_t>(rank);
+               Status status = site.Initialize(rank, nullptr);
+               prepared.at(at) = stages.num_prepared;
+               if (!status.ok() || rank == 0) {
+                 return status;
+               }
+               std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 100 : 0));
+               ++stages.num_calling;
+               status = site.Execute(rank, nullptr, {}, {});
+               called.at(at) = stages.num_called;
+               return status;
+             }));
+  context.Expect(prepared == std::array{3, 3, 3}, "one begins before all are prepared");
+  context.Expect(stages.fewest_calling == 2, "one calls before the others of its group have come");
+  context.Expect(called == std::array{0, 2, 2}, "one goes on before the others have called");
+  AllSucceed(context, {site.Initialize(2, nullptr), site.Execute(2, nullptr, {}, {})});  // alone
+}
+
+void OneThatIsNotPreparedFailsAll(Context& context) {
+  Engine& engine = OpenEngine();
+  Stages stages{.fails = true};
+  Site site(engine, 7, {{kFirstId}, {kFirstId + 1}, {kFirstId + 2}},
+            std::make_unique<Staged>(stages));
+  for (const Status& status :
+       OnRanks(3, [&](int rank) { return site.Initialize(rank, nullptr); })) {
+    context.Expect(status.message == "no kernel", [&] { return status.message; });
+  }
+}
+
 // ---- Failing ------------------------------------------------------------------------------------
 
 void ExpectInAll(Context& context, const std::vector<Status>& statuses, const std::string& part) {
@@ -518,14 +604,31 @@ void OneThatDoesNotComeIsNamed(Context& context) {
   ExpectInAll(context, OnRanks(2, [&](int rank) { return site->Initialize(rank, nullptr); }),
               "devices 42 have not begun a program with a collective over them within 0.1 s");
   ExpectInAll(context, {site->Initialize(2, nullptr)}, "devices 42 have not begun");
+  // In another group of the same site.
+  engine.Reset();
+  Site other(engine, 7, {{kFirstId, kFirstId + 1}, {kFirstId + 2}}, SmallGather(2));
+  ExpectInAll(
+      context, OnRanks(2, [&](int rank) { return other.Initialize(rank, nullptr); }),
+      "site 7: waited 0.1 s for devices 42, which are not ready for the program's first run");
+}
+
+void OneThatDoesNotCallAtFirstIsNamed(Context& context) {
+  Engine& engine = OpenEngine();
+  Stages stages;
+  const auto site = SiteOf(std::make_unique<Staged>(stages), 3);
+  AllSucceed(context, OnRanks(3, [&](int rank) { return site->Initialize(rank, nullptr); }));
+  engine.SetTimeout(100'000'000);
+  const auto call = [&](int rank) { return site->Execute(rank, nullptr, {}, {}); };
+  const std::string text =
+      "site 7: waited 0.1 s for rank 2 (device 42); arrived: 0 (device 40), 1 (device 41)";
+  ExpectInAll(context, OnRanks(2, call), text);
+  ExpectInAll(context, {call(2), site->Initialize(2, nullptr)}, text);
+  context.Expect(stages.num_called == 0, "nothing is put on a stream");
 }
 
 void OneThatDoesNotCallIsNamed(Context& context) {
   Engine& engine = OpenEngine();
   const auto site = SiteOf(SmallGather(3), 3);
-  AllSucceed(context, OnRanks(3, [&](int rank) { return site->Initialize(rank, nullptr); }));
-  engine.SetTimeout(200'000'000);
-  TakeLog();
   std::vector<Ints> from(3, Ints(1));
   std::vector<Ints> to(3, Ints(3));
   const auto call = [&](int rank) {
@@ -533,6 +636,13 @@ void OneThatDoesNotCallIsNamed(Context& context) {
     const std::array out{Out(to[static_cast<std::size_t>(rank)])};
     return site->Execute(rank, nullptr, in, out);
   };
+  const auto run = [&](int rank) {
+    Status status = site->Initialize(rank, nullptr);
+    return status.ok() ? call(rank) : status;
+  };
+  AllSucceed(context, OnRanks(3, run));
+  engine.SetTimeout(200'000'000);
+  TakeLog();
   const auto begun = std::chrono::steady_clock::now();
   const std::vector<Status> statuses = OnRanks(2, call);
   const auto took = std::chrono::steady_clock::now() - begun;
@@ -550,10 +660,7 @@ void OneThatDoesNotCallIsNamed(Context& context) {
   ExpectInAll(context, {site->Initialize(2, nullptr)}, statuses[0].message);
   engine.Reset();
   engine.SetTimeout(kLong);
-  AllSucceed(context, OnRanks(3, [&](int rank) {
-               Status status = site->Initialize(rank, nullptr);
-               return status.ok() ? call(rank) : status;
-             }));
+  AllSucceed(context, OnRanks(3, run));
 }
 
 /// The program whose call was aborted fails on the device, though it was put on the stream before.
@@ -565,23 +672,26 @@ void NobodyGoesOnWithGarbage(Context& context) {
     engine.SetTraps(traps);
     engine.SetTimeout(kLong);
     const auto site = SiteOf(SmallGather(3), 3);
-    AllSucceed(context, OnRanks(3, [&](int rank) { return site->Initialize(rank, nullptr); }));
-    engine.SetTimeout(200'000'000);
     std::vector<Ints> from(3, Ints(1));
     std::vector<Ints> to(3, Ints(3));
-    std::array<int, 2> errors{};
-    AllSucceed(context, OnRanks(2, [&](int rank) {
-                 const auto at = static_cast<std::size_t>(rank);
-                 Stream stream = nullptr;
-                 runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
-                 const std::array in{In(from[at])};
-                 const std::array out{Out(to[at])};
-                 Status status = site->Execute(rank, stream, in, out);
-                 errors.at(at) = runtime.stream_synchronize(stream);
-                 return status;
-               }));
-    for (const int error : errors) {
-      context.Expect((error != 0) == traps, "whether what waits for the stream gets an error");
+    std::array<int, 3> errors{};
+    const auto run = [&](int rank) {
+      const auto at = static_cast<std::size_t>(rank);
+      Stream stream = nullptr;
+      runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
+      const std::array in{In(from[at])};
+      const std::array out{Out(to[at])};
+      Status status = site->Initialize(rank, stream);
+      status = status.ok() ? site->Execute(rank, stream, in, out) : status;
+      errors.at(at) = runtime.stream_synchronize(stream);
+      return status;
+    };
+    AllSucceed(context, OnRanks(3, run));
+    engine.SetTimeout(200'000'000);
+    AllSucceed(context, OnRanks(2, run));
+    for (const int rank : {0, 1}) {
+      context.Expect((errors.at(static_cast<std::size_t>(rank)) != 0) == traps,
+                     "whether what waits for the stream gets an error");
     }
     context.Expect(!engine.Find(Devices(3))->Failure().ok(), "the group has failed");
   }
@@ -628,7 +738,10 @@ int main(int argc, char** argv) {
           {"RingsSendWhatIsThere", RingsSendWhatIsThere},
           {"MatrixProductsOfRings", MatrixProductsOfRings},
           {"CommunicatorsAreMadeOnceAndTogether", CommunicatorsAreMadeOnceAndTogether},
+          {"DevicesStartTogether", DevicesStartTogether},
+          {"OneThatIsNotPreparedFailsAll", OneThatIsNotPreparedFailsAll},
           {"OneThatDoesNotComeIsNamed", OneThatDoesNotComeIsNamed},
+          {"OneThatDoesNotCallAtFirstIsNamed", OneThatDoesNotCallAtFirstIsNamed},
           {"OneThatDoesNotCallIsNamed", OneThatDoesNotCallIsNamed},
           {"NobodyGoesOnWithGarbage", NobodyGoesOnWithGarbage},
           {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},
