@@ -9,6 +9,7 @@
 #include <array>    // std::array
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int32_t, std::int64_t, std::uint64_t
+#include <limits>   // std::numeric_limits
 
 // NOLINTBEGIN(readability-identifier-naming): pointers to types of others
 struct CUstream_st;
@@ -93,12 +94,28 @@ struct NcclId {
   std::array<char, 128> bytes;
 };
 
+/// ncclConfig_t as NCCL 2.18 has it; later versions take the size and version for what they are.
+struct NcclConfig {
+  static constexpr int kUndefined = std::numeric_limits<int>::min();
+
+  std::size_t size = sizeof(NcclConfig);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21800;
+  int blocking = 0;
+  int cga_cluster_size = kUndefined;
+  int min_ctas = kUndefined;
+  int max_ctas = kUndefined;
+  const char* net_name = nullptr;
+  int split_share = kUndefined;
+};
+
 struct Nccl {
   int (*get_version)(int* version);
   const char* (*get_error_string)(int result);
   const char* (*get_last_error)(NcclComm comm);
   int (*get_unique_id)(NcclId* id);
-  int (*comm_init_rank)(NcclComm* comm, int num_ranks, NcclId id, int rank);
+  int (*comm_init_rank_config)(NcclComm* comm, int num_ranks, NcclId id, int rank,
+                               NcclConfig* config);
   int (*comm_abort)(NcclComm comm);
   int (*comm_get_async_error)(NcclComm comm, int* error);
   int (*group_start)();

@@ -2,6 +2,7 @@
 
 #include <algorithm>  // std::find, std::sort
 #include <chrono>     // std::chrono
+#include <optional>   // std::optional
 #include <thread>     // std::this_thread
 #include <utility>    // std::move
 
@@ -10,9 +11,7 @@
 namespace jaxcoll::cuda {
 namespace {
 
-// How long a failing clique waits for threads that put a call on a stream right now. One of them
-// may wait inside NCCL for the very rank that has not come: ncclCommAbort gets it out.
-constexpr auto kPatience = std::chrono::milliseconds(500);
+constexpr auto kLookEvery = std::chrono::milliseconds(1);
 
 std::string Listed(const std::vector<std::int64_t>& ids) {
   std::string text;
@@ -66,10 +65,13 @@ Status Clique::Join(int ordinal, Stream stream, std::int64_t timeout_ns) {
   if (joined_.size() == seats_.size() && state_.load() == State::kWaiting) {
     state_.store(State::kConnecting);
     lock.unlock();
-    const Status connected = Connect();
+    const Status connected = Connect(timeout_ns);
     lock.lock();
     if (failure_.ok()) {
       failure_ = connected;
+    }
+    if (!failure_.ok()) {
+      GiveUp();
     }
     state_.store(failure_.ok() ? State::kReady : State::kFailed);
     changed_.notify_all();
@@ -77,6 +79,7 @@ Status Clique::Join(int ordinal, Stream stream, std::int64_t timeout_ns) {
              !changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), is_settled) &&
              state_.load() == State::kWaiting) {
     failure_ = DeadlineExceeded(MissingText() + " within " + SecondsText(timeout_ns));
+    GiveUp();
     state_.store(State::kFailed);
     changed_.notify_all();
   } else {
@@ -85,7 +88,7 @@ Status Clique::Join(int ordinal, Stream stream, std::int64_t timeout_ns) {
   return failure_;
 }
 
-Status Clique::Connect() {
+Status Clique::Connect(std::int64_t timeout_ns) {
   NcclId id{};
   const bool has_root =
       std::any_of(seats_.begin(), seats_.end(), [](const auto& seat) { return seat->rank == 0; });
@@ -107,7 +110,7 @@ Status Clique::Connect() {
   if (const int error = libraries().runtime.get_device(&before); error != kCudaSuccess) {
     return libraries().OfRuntime("cudaGetDevice", error);
   }
-  Status status = ConnectLocal(id);
+  Status status = ConnectLocal(id, timeout_ns);
   if (const int error = libraries().runtime.set_device(before);
       error != kCudaSuccess && status.ok()) {
     status = libraries().OfRuntime("cudaSetDevice", error);
@@ -115,7 +118,15 @@ Status Clique::Connect() {
   return status;
 }
 
-Status Clique::ConnectLocal(const NcclId& id) {
+Status Clique::ConnectLocal(const NcclId& id, std::int64_t timeout_ns) {
+  Status status = MakeTools();
+  if (status.ok()) {
+    status = BeginCommunicators(id);
+  }
+  return status.ok() ? AwaitNccl(timeout_ns) : status;
+}
+
+Status Clique::MakeTools() {
   const Runtime& runtime = libraries().runtime;
   if (surroundings_.traps) {
     if (Status status = flag_.Create(libraries()); !status.ok()) {
@@ -139,28 +150,54 @@ Status Clique::ConnectLocal(const NcclId& id) {
       return libraries().OfRuntime("cudaStreamCreateWithFlags", error);
     }
   }
+  return {};
+}
+
+Status Clique::BeginCommunicators(const NcclId& id) {
   const Nccl& nccl = libraries().nccl;
   if (const int result = nccl.group_start(); result != kNcclSuccess) {
     return libraries().OfNccl("ncclGroupStart", result);
   }
   Status status;
   for (const auto& seat : seats_) {
-    if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
+    if (const int error = libraries().runtime.set_device(seat->ordinal); error != kCudaSuccess) {
       status = libraries().OfRuntime("cudaSetDevice", error);
       break;
     }
-    if (const int result = nccl.comm_init_rank(&seat->comm, static_cast<int>(seat->num_ranks), id,
-                                               static_cast<int>(seat->rank));
-        result != kNcclSuccess) {
-      status = libraries().OfNccl("ncclCommInitRank", result);
+    status = seat->comm.Begin(libraries(), id, seat->num_ranks, seat->rank);
+    if (!status.ok()) {
       break;
     }
   }
   // Also after an error: a group that stays open would take the thread's next calls.
-  if (const int result = nccl.group_end(); result != kNcclSuccess && status.ok()) {
-    status = libraries().OfNccl("ncclCommInitRank", result);
+  if (const int result = nccl.group_end(); !HasTaken(result) && status.ok()) {
+    status = libraries().OfNccl("ncclCommInitRankConfig", result);
   }
   return status;
+}
+
+Status Clique::AwaitNccl(std::int64_t timeout_ns) const {
+  const std::int64_t begun_ns = NowNs();
+  for (const auto& seat : seats_) {
+    for (;;) {
+      const std::optional<int> state = seat->comm.State(libraries());
+      if (!state) {
+        return Internal("the group has ended");  // for a cause that is known
+      }
+      if (*state == kNcclSuccess) {
+        break;
+      }
+      if (*state != kNcclInProgress) {
+        return libraries().OfNccl("ncclCommInitRankConfig", *state);
+      }
+      if (timeout_ns >= 0 && NowNs() - begun_ns >= timeout_ns) {
+        return DeadlineExceeded("no communicator of devices " + Listed(devices_) +
+                                ": NCCL has not connected them within " + SecondsText(timeout_ns));
+      }
+      std::this_thread::sleep_for(kLookEvery);
+    }
+  }
+  return {};
 }
 
 Status Clique::Failure() const {
@@ -172,74 +209,59 @@ Status Clique::Failure() const {
 }
 
 void Clique::Fail(const Status& cause, bool is_orderly) {
-  bool was_ready = false;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.ok()) {
-      return;
-    }
-    failure_ = cause;
-    was_ready = state_.load() == State::kReady;
-    if (state_.load() != State::kConnecting) {  // who connects looks at `failure_` then
-      state_.store(State::kFailed);
-    }
-    changed_.notify_all();
-  }
-  if (!was_ready) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_.ok()) {
     return;
   }
-  if (!is_orderly) {
-    flag_.Raise();  // before anything that was aborted ends
+  failure_ = cause;
+  if (is_ready() && !is_orderly) {
+    flag_.Raise();  // before anything that is aborted ends
   }
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (num_users_.load() > 0 && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  GiveUp();
+  if (state_.load() != State::kConnecting) {  // who connects looks at `failure_` then
+    state_.store(State::kFailed);
   }
-  // What these return changes nothing here.
-  int before = seats_.front()->ordinal;
-  libraries().runtime.get_device(&before);
+  changed_.notify_all();
+}
+
+void Clique::GiveUp() {
   for (const auto& seat : seats_) {
-    if (seat->comm != nullptr) {
-      libraries().runtime.set_device(seat->ordinal);
-      libraries().nccl.comm_abort(seat->comm);
-    }
-  }
-  // A thread of XLA's has a device of this group. Another one has none, and is to get no other one.
-  if (std::any_of(seats_.begin(), seats_.end(),
-                  [&](const auto& seat) { return seat->ordinal == before; })) {
-    libraries().runtime.set_device(before);
+    seat->comm.GiveUp();
   }
 }
 
-bool Clique::Look(std::int64_t now_ns, std::int64_t timeout_ns) {
-  if (!is_ready()) {
+bool Clique::TryAbort() {
+  if (state_.load() != State::kFailed) {
     return false;
   }
+  bool is_ended = true;
+  for (const auto& seat : seats_) {
+    libraries().runtime.set_device(seat->ordinal);  // what these return changes nothing here
+    is_ended = seat->comm.TryAbort(libraries()) && is_ended;
+  }
+  is_ended_.store(is_ended);
+  return is_ended;
+}
+
+bool Clique::Look(std::int64_t now_ns, std::int64_t timeout_ns) {
   Status cause;
-  {
-    const Use use(*this);
-    for (const auto& seat : seats_) {
-      if (!is_ready()) {
-        return false;
-      }
-      // Else CUDA would make itself at home on device 0, which may be another process's.
-      libraries().runtime.set_device(seat->ordinal);
-      int error = kNcclSuccess;
-      if (const int result = libraries().nccl.comm_get_async_error(seat->comm, &error);
-          result != kNcclSuccess) {
-        error = result;
-      }
-      if (error != kNcclSuccess && error != kNcclInProgress) {
-        cause = libraries().OfNccl("communication", error, seat->comm);
-        cause.message = "devices " + Listed(devices_) + ", rank " + std::to_string(seat->rank) +
-                        ": " + cause.message;
-        break;
-      }
-      const auto call = seat->watch.Look(libraries(), now_ns);
-      if (call && timeout_ns >= 0 && call->waited_ns >= timeout_ns) {
-        cause = DeadlineExceeded(LateText(*seat, *call));
-        break;
-      }
+  for (const auto& seat : seats_) {
+    if (!is_ready()) {
+      return false;
+    }
+    // Else CUDA would make itself at home on device 0, which may be another process's.
+    libraries().runtime.set_device(seat->ordinal);
+    const int state = seat->comm.State(libraries()).value_or(kNcclSuccess);
+    if (!HasTaken(state)) {
+      cause = libraries().OfNccl("communication", state);
+      cause.message = "devices " + Listed(devices_) + ", rank " + std::to_string(seat->rank) +
+                      ": " + cause.message;
+      break;
+    }
+    const auto call = seat->watch.Look(libraries(), now_ns);
+    if (call && timeout_ns >= 0 && call->waited_ns >= timeout_ns) {
+      cause = DeadlineExceeded(LateText(*seat, *call));
+      break;
     }
   }
   if (cause.ok()) {

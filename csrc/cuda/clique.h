@@ -14,10 +14,12 @@
 #include <mutex>               // std::mutex
 #include <set>                 // std::set
 #include <string>              // std::string
+#include <utility>             // std::exchange
 #include <vector>              // std::vector
 
 #include "core/status.h"
 #include "cuda/call_watch.h"
+#include "cuda/communicator.h"
 #include "cuda/failing.h"
 #include "cuda/libraries.h"
 
@@ -42,7 +44,7 @@ struct Seat {
   int ordinal = 0;  ///< CUDA's number of the device
   std::size_t rank = 0;
   std::size_t num_ranks = 0;
-  NcclComm comm = nullptr;
+  Communicator comm;
   Stream side_stream = nullptr;  ///< of communication that runs beside computation
   CallWatch watch;
   FailureCheck check;
@@ -78,20 +80,16 @@ class Clique {
   Status Run(int ordinal, Stream stream, std::uint64_t site, const Enqueue& enqueue) {
     Seat& seat = SeatOf(ordinal);
     const std::lock_guard<std::mutex> lock(seat.mutex);
-    Status status;
-    {
-      const Use use(*this);
-      status = Failure();
-      if (!status.ok()) {
-        return status;
-      }
-      seat.num_calls.fetch_add(1, std::memory_order_relaxed);
-      const std::size_t slot = seat.watch.Begin(libraries(), stream, site);
-      status = enqueue(seat);
-      seat.watch.End(libraries(), stream, slot);
-      if (status.ok()) {
-        status = seat.check.Enqueue(libraries(), flag_, stream);
-      }
+    Status status = Failure();
+    if (!status.ok()) {
+      return status;
+    }
+    seat.num_calls.fetch_add(1, std::memory_order_relaxed);
+    const std::size_t slot = seat.watch.Begin(libraries(), stream, site);
+    status = enqueue(seat);
+    seat.watch.End(libraries(), stream, slot);
+    if (status.ok()) {
+      status = seat.check.Enqueue(libraries(), flag_, stream);
     }
     if (!status.ok()) {
       status.message = surroundings_.site_text(site) + ": " + status.message;
@@ -107,9 +105,18 @@ class Clique {
 
   /// Why calls fail, or ok.
   [[nodiscard]] Status Failure() const;
-  /// Ends what is under way; every later call fails with the first cause. `is_orderly`: programs
-  /// that have made their calls are well.
+  /// Every call fails from now on, with the first cause; what is under way is for TryAbort.
+  /// `is_orderly`: programs that have made their calls are well.
   void Fail(const Status& cause, bool is_orderly = false);
+  /// Of a group that has failed, on a thread of the engine's: ends what is under way on those
+  /// devices where nobody is inside NCCL. Returns whether all is ended. May wait for the devices.
+  bool TryAbort();
+  /// Whether the caller is the first to ask, once the group has failed: who is, is to abort it.
+  [[nodiscard]] bool ClaimsAbort() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !failure_.ok() && !std::exchange(is_claimed_, true);
+  }
+  [[nodiscard]] bool is_ended() const { return is_ended_.load(); }
 
   /// What a call says when it has waited for these local devices, CUDA's numbers; where there are
   /// none, for other processes.
@@ -122,21 +129,14 @@ class Clique {
  private:
   enum class State : std::uint8_t { kWaiting, kConnecting, kReady, kFailed };
 
-  /// A thread that may be inside NCCL.
-  class Use {
-   public:
-    explicit Use(Clique& clique) : clique_(clique) { clique_.num_users_.fetch_add(1); }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-    ~Use() { clique_.num_users_.fetch_sub(1); }
-
-   private:
-    Clique& clique_;
-  };
-
   [[nodiscard]] const Libraries& libraries() const { return *surroundings_.libraries; }
-  Status Connect();
-  Status ConnectLocal(const NcclId& id);
+  Status Connect(std::int64_t timeout_ns);
+  Status ConnectLocal(const NcclId& id, std::int64_t timeout_ns);
+  void GiveUp();
+  Status MakeTools();
+  Status BeginCommunicators(const NcclId& id);
+  /// Waits until NCCL has done what it was called for on all seats.
+  Status AwaitNccl(std::int64_t timeout_ns) const;
   [[nodiscard]] std::string MissingText() const;
   [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
 
@@ -146,13 +146,13 @@ class Clique {
   std::vector<std::unique_ptr<Seat>> seats_;  // by ordinal
   FailureFlag flag_;
 
-  // Sequentially consistent: who fails the clique sees a user, or the user sees the failure.
   std::atomic<State> state_{State::kWaiting};
-  std::atomic<int> num_users_{0};
+  std::atomic<bool> is_ended_{false};
   mutable std::mutex mutex_;  // guards the following
   std::condition_variable changed_;
   std::set<int> joined_;  // ordinals
   Status failure_;
+  bool is_claimed_ = false;
 };
 
 }  // namespace jaxcoll::cuda

@@ -13,6 +13,12 @@
 
 namespace jaxcoll::cuda {
 
+/// In a group of NCCL's: bytes to or from another rank.
+Status Send(const Libraries& libraries, const Seat& seat, Stream stream, const void* data,
+            std::size_t bytes, std::size_t to);
+Status Receive(const Libraries& libraries, const Seat& seat, Stream stream, void* data,
+               std::size_t bytes, std::size_t from);
+
 /// All leaves of a tree, in one group; results may alias operands.
 class AllReduce final : public Operation {
  public:
@@ -52,6 +58,12 @@ class OneToOne : public Operation {
                  std::span<const void* const> operands, std::span<void* const> results) const final;
 
  protected:
+  /// What needs no other rank.
+  virtual Status PutLocal(const Libraries& /*libraries*/, const Seat& /*seat*/, Stream /*stream*/,
+                          const void* /*operand*/, void* /*result*/) const {
+    return {};
+  }
+  /// In a group of NCCL's.
   virtual Status Put(const Libraries& libraries, const Seat& seat, Stream stream,
                      const void* operand, void* result) const = 0;
 
@@ -94,6 +106,8 @@ class AllToAll final : public OneToOne {
       : OneToOne(bytes * num_ranks, bytes * num_ranks), bytes_(bytes) {}
 
  private:
+  Status PutLocal(const Libraries& libraries, const Seat& seat, Stream stream, const void* operand,
+                  void* result) const override;
   Status Put(const Libraries& libraries, const Seat& seat, Stream stream, const void* operand,
              void* result) const override;
 
@@ -107,6 +121,8 @@ class Permute final : public OneToOne {
       : OneToOne(bytes, bytes), sources_(std::move(sources)), bytes_(bytes) {}
 
  private:
+  Status PutLocal(const Libraries& libraries, const Seat& seat, Stream stream, const void* operand,
+                  void* result) const override;
   Status Put(const Libraries& libraries, const Seat& seat, Stream stream, const void* operand,
              void* result) const override;
 
@@ -126,18 +142,5 @@ class Broadcast final : public OneToOne {
   const int root_;
   const std::size_t bytes_;
 };
-
-/// Runs `put` (-> Status) in a group of NCCL, which is closed whatever happens.
-template <typename Put>
-Status InGroup(const Libraries& libraries, const Seat& seat, const Put& put) {
-  if (const int result = libraries.nccl.group_start(); result != kNcclSuccess) {
-    return libraries.OfNccl("ncclGroupStart", result, seat.comm);
-  }
-  Status status = put();
-  if (const int result = libraries.nccl.group_end(); result != kNcclSuccess && status.ok()) {
-    status = libraries.OfNccl("ncclGroupEnd", result, seat.comm);
-  }
-  return status;
-}
 
 }  // namespace jaxcoll::cuda

@@ -3,7 +3,8 @@
 #include <algorithm>  // std::find
 #include <array>      // std::array
 #include <chrono>     // std::chrono
-#include <thread>     // std::this_thread
+#include <thread>     // std::this_thread, std::thread
+#include <utility>    // std::move
 
 #include "core/clock.h"
 
@@ -12,6 +13,10 @@ namespace {
 
 constexpr std::size_t kTextBytes = 4096;
 constexpr auto kLookEvery = std::chrono::milliseconds(50);
+constexpr auto kAbortEvery = std::chrono::milliseconds(5);
+// NCCL ends a communicator in some milliseconds, unless the device is stuck.
+constexpr auto kResetPatience = std::chrono::seconds(5);
+constexpr auto kStopPatience = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -60,8 +65,9 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
                                     .traps = traps_.load()};
     clique = std::make_shared<Clique>(surroundings, devices, devices_, generation_.load());
   }
-  if (!watcher_.joinable() && !stops_.load()) {
-    watcher_ = std::thread(&Engine::Watch, this);
+  if (!is_watched_) {
+    is_watched_ = true;
+    StartThread([this] { Watch(); });
   }
   return clique;
 }
@@ -75,19 +81,22 @@ void Engine::Reset() {
   }
   for (const auto& [devices, clique] : old) {
     clique->Fail(Internal("jaxcoll.reset() was called"), /*is_orderly=*/true);
+    if (clique->ClaimsAbort()) {
+      Abort(clique);
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kResetPatience;
+  for (const auto& [devices, clique] : old) {
+    while (!clique->is_ended() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kAbortEvery);
+    }
   }
 }
 
 void Engine::Stop() {
   stops_.store(true);
-  std::thread watcher;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    watcher.swap(watcher_);
-  }
-  if (watcher.joinable()) {
-    watcher.join();
-  }
+  std::unique_lock<std::mutex> lock(threads_mutex_);
+  thread_ended_.wait_for(lock, kStopPatience, [&] { return num_threads_ == 0; });
 }
 
 void Engine::Watch() {
@@ -107,8 +116,32 @@ void Engine::Watch() {
       if (clique->Look(NowNs(), timeout_ns()) && callbacks_.report != nullptr) {
         callbacks_.report(clique->Failure().message.c_str());
       }
+      if (clique->ClaimsAbort()) {
+        Abort(clique);
+      }
     }
   }
+}
+
+void Engine::Abort(const std::shared_ptr<Clique>& clique) {
+  StartThread([this, clique] {
+    while (!clique->TryAbort() && !stops_.load()) {
+      std::this_thread::sleep_for(kAbortEvery);
+    }
+  });
+}
+
+void Engine::StartThread(std::function<void()> work) {
+  {
+    const std::lock_guard<std::mutex> lock(threads_mutex_);
+    ++num_threads_;
+  }
+  std::thread([this, work = std::move(work)] {
+    work();
+    const std::lock_guard<std::mutex> lock(threads_mutex_);
+    --num_threads_;
+    thread_ended_.notify_all();
+  }).detach();
 }
 
 std::string Engine::ExchangeId(const std::vector<std::int64_t>& devices, std::int64_t generation,

@@ -1,16 +1,17 @@
 // cuda/engine.h: this process's GPUs, its groups of them, and the thread that watches these.
 #pragma once
 
-#include <atomic>   // std::atomic
-#include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t, std::uint64_t
-#include <map>      // std::map
-#include <memory>   // std::shared_ptr
-#include <mutex>    // std::mutex
-#include <set>      // std::set
-#include <string>   // std::string
-#include <thread>   // std::thread
-#include <vector>   // std::vector
+#include <atomic>              // std::atomic
+#include <condition_variable>  // std::condition_variable
+#include <cstddef>             // std::size_t
+#include <cstdint>             // std::int64_t, std::uint64_t
+#include <functional>          // std::function
+#include <map>                 // std::map
+#include <memory>              // std::shared_ptr
+#include <mutex>               // std::mutex
+#include <set>                 // std::set
+#include <string>              // std::string
+#include <vector>              // std::vector
 
 #include "core/status.h"
 #include "cuda/clique.h"
@@ -24,11 +25,11 @@ struct Callbacks {
   /// Hands the id of rank 0's process to all processes of a group, when all have come. Returns 0,
   /// or writes why not to `text`.
   int (*exchange_id)(const std::int64_t* devices, std::size_t num_devices, std::int64_t generation,
-                     char* id, char* text, std::size_t bytes);
+                     char* id, char* text, std::size_t bytes) = nullptr;
   /// What stands at a call site.
-  void (*site_text)(std::uint64_t site, char* text, std::size_t bytes);
+  void (*site_text)(std::uint64_t site, char* text, std::size_t bytes) = nullptr;
   /// A group has failed.
-  void (*report)(const char* text);
+  void (*report)(const char* text) = nullptr;
 };
 
 class Engine {
@@ -57,9 +58,10 @@ class Engine {
   std::shared_ptr<Clique> Find(const std::vector<std::int64_t>& devices);
 
   /// Ends all communicators and forgets them, so that the next programs make new ones. All
-  /// processes of a job do so together.
+  /// processes of a job do so together. Those of a device that is stuck end later, if ever.
   void Reset();
-  /// Ends the watch, before the process ends: CUDA must not be called while it goes.
+  /// Ends the engine's threads, before the process ends: CUDA must not be called while it goes. One
+  /// that is held up inside CUDA or NCCL is left to itself.
   void Stop();
   /// Counts these.
   [[nodiscard]] std::int64_t generation() const { return generation_.load(); }
@@ -74,6 +76,9 @@ class Engine {
  private:
   Engine() = default;
   void Watch();
+  /// Of a group that has failed, on a thread of its own: this may wait for the devices.
+  void Abort(const std::shared_ptr<Clique>& clique);
+  void StartThread(std::function<void()> work);
 
   static std::string ExchangeId(const std::vector<std::int64_t>& devices, std::int64_t generation,
                                 NcclId& id);
@@ -88,8 +93,12 @@ class Engine {
   std::mutex mutex_;  // guards the following
   std::vector<Clique::LocalDevice> devices_;
   std::map<std::vector<std::int64_t>, std::shared_ptr<Clique>> cliques_;
-  std::thread watcher_;
+  bool is_watched_ = false;
+
   std::atomic<bool> stops_{false};
+  std::mutex threads_mutex_;  // guards the following
+  std::condition_variable thread_ended_;
+  int num_threads_ = 0;
 };
 
 }  // namespace jaxcoll::cuda

@@ -7,7 +7,7 @@ namespace {
 
 // With CUDA 12 came what JAX needs, too.
 constexpr int kMinRuntime = 12000;
-// The first whose ncclCommAbort may run beside a call that is being enqueued.
+// The first that knows all of NcclConfig.
 constexpr int kMinNccl = 21800;
 
 /// An opened library, and why it can't be used.
@@ -80,7 +80,7 @@ std::string FindNccl(const std::vector<std::string>& paths, Nccl& nccl) {
   library.Find("ncclGetErrorString", nccl.get_error_string);
   library.Find("ncclGetLastError", nccl.get_last_error);
   library.Find("ncclGetUniqueId", nccl.get_unique_id);
-  library.Find("ncclCommInitRank", nccl.comm_init_rank);
+  library.Find("ncclCommInitRankConfig", nccl.comm_init_rank_config);
   library.Find("ncclCommAbort", nccl.comm_abort);
   library.Find("ncclCommGetAsyncError", nccl.comm_get_async_error);
   library.Find("ncclGroupStart", nccl.group_start);

@@ -40,6 +40,9 @@ struct Libraries {
   [[nodiscard]] Status OfNccl(const char* function, int result, NcclComm comm = nullptr) const;
 };
 
+/// Whether NCCL has taken a call: it may still work on it.
+inline bool HasTaken(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
+
 /// As in "2.27.7" for NCCL's 22707.
 std::string NcclVersionText(int version);
 

@@ -64,20 +64,6 @@ Status RingMatmul::Follow(const Libraries& libraries, Stream to, Stream from, Ev
   return {};
 }
 
-Status RingMatmul::Send(const Libraries& libraries, const Seat& seat, const void* data,
-                        std::size_t bytes, std::size_t to) {
-  const int result = libraries.nccl.send(data, bytes, NcclType::kI8, static_cast<int>(to),
-                                         seat.comm, seat.side_stream);
-  return result == kNcclSuccess ? Status{} : libraries.OfNccl("ncclSend", result, seat.comm);
-}
-
-Status RingMatmul::Receive(const Libraries& libraries, const Seat& seat, void* data,
-                           std::size_t bytes, std::size_t from) {
-  const int result = libraries.nccl.receive(data, bytes, NcclType::kI8, static_cast<int>(from),
-                                            seat.comm, seat.side_stream);
-  return result == kNcclSuccess ? Status{} : libraries.OfNccl("ncclRecv", result, seat.comm);
-}
-
 // ---- Gather -------------------------------------------------------------------------------------
 
 RingGatherMatmul::RingGatherMatmul(const RingShape& shape) : RingMatmul(shape) {}
@@ -135,15 +121,16 @@ Status RingGatherMatmul::Gather(const Libraries& libraries, const Seat& seat,
                                 void* slots) const {
   Status status;
   for (std::size_t i = 0; i + 1 < steps.size() && status.ok(); ++i) {
-    status = InGroup(libraries, seat, [&] {
+    status = seat.comm.InGroup(libraries, [&] {
       for (const Transfer& transfer : steps[i].transfers) {
-        if (Status sent = Send(libraries, seat, Block(seat, transfer.sent, x, slots), slot_bytes_,
-                               transfer.to);
+        if (Status sent = Send(libraries, seat, seat.side_stream,
+                               Block(seat, transfer.sent, x, slots), slot_bytes_, transfer.to);
             !sent.ok()) {
           return sent;
         }
         auto* const slot = const_cast<void*>(Block(seat, transfer.received, x, slots));
-        if (Status received = Receive(libraries, seat, slot, slot_bytes_, transfer.from);
+        if (Status received =
+                Receive(libraries, seat, seat.side_stream, slot, slot_bytes_, transfer.from);
             !received.ok()) {
           return received;
         }
@@ -312,9 +299,11 @@ Status RingScatterMatmul::Enqueue(const Libraries& libraries, const Seat& seat, 
         continue;
       }
       const std::size_t bytes = Elements(chain) * wide;
-      status = InGroup(libraries, seat, [&] {
-        Status sent = Send(libraries, seat, place(i, step), bytes, now.to);
-        return sent.ok() ? Receive(libraries, seat, place(i, step + 1), bytes, now.from) : sent;
+      status = seat.comm.InGroup(libraries, [&] {
+        Status sent = Send(libraries, seat, seat.side_stream, place(i, step), bytes, now.to);
+        return sent.ok()
+                   ? Receive(libraries, seat, seat.side_stream, place(i, step + 1), bytes, now.from)
+                   : sent;
       });
       received[i] = tools.events[num_events++];
       if (const int error = libraries.runtime.event_record(received[i], seat.side_stream);

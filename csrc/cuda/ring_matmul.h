@@ -74,10 +74,6 @@ class RingMatmul : public Operation {
   Status MakeEvents(const Libraries& libraries, Tools& tools, std::size_t count) const;
   /// `to` goes on where `from` is now.
   static Status Follow(const Libraries& libraries, Stream to, Stream from, Event event);
-  static Status Send(const Libraries& libraries, const Seat& seat, const void* data,
-                     std::size_t bytes, std::size_t to);
-  static Status Receive(const Libraries& libraries, const Seat& seat, void* data, std::size_t bytes,
-                        std::size_t from);
 
   const RingShape shape_;
   std::size_t x_bytes_ = 0;

@@ -71,7 +71,7 @@ SAME(Nccl::get_version, ncclGetVersion);
 SAME(Nccl::get_error_string, ncclGetErrorString);
 SAME(Nccl::get_last_error, ncclGetLastError);
 SAME(Nccl::get_unique_id, ncclGetUniqueId);
-SAME(Nccl::comm_init_rank, ncclCommInitRank);
+SAME(Nccl::comm_init_rank_config, ncclCommInitRankConfig);
 SAME(Nccl::comm_abort, ncclCommAbort);
 SAME(Nccl::comm_get_async_error, ncclCommGetAsyncError);
 SAME(Nccl::group_start, ncclGroupStart);
@@ -99,6 +99,23 @@ EQUAL(NcclOp::kProd, ncclProd);
 EQUAL(NcclOp::kMax, ncclMax);
 EQUAL(NcclOp::kMin, ncclMin);
 EQUAL(NcclOp::kAvg, ncclAvg);
+// The first fields of NCCL's, however many it has by now.
+#define SAME_FIELD(ours, theirs)                                               \
+  static_assert(offsetof(NcclConfig, ours) == offsetof(ncclConfig_t, theirs)); \
+  static_assert(sizeof(NcclConfig::ours) == sizeof(ncclConfig_t::theirs))
+SAME_FIELD(size, size);
+SAME_FIELD(magic, magic);
+SAME_FIELD(version, version);
+SAME_FIELD(blocking, blocking);
+SAME_FIELD(cga_cluster_size, cgaClusterSize);
+SAME_FIELD(min_ctas, minCTAs);
+SAME_FIELD(max_ctas, maxCTAs);
+SAME_FIELD(net_name, netName);
+SAME_FIELD(split_share, splitShare);
+static_assert(sizeof(NcclConfig) <= sizeof(ncclConfig_t));
+EQUAL(NcclConfig{}.magic, NCCL_API_MAGIC);
+EQUAL(NcclConfig{}.version, NCCL_VERSION(2, 18, 0));
+EQUAL(NcclConfig::kUndefined, NCCL_CONFIG_UNDEF_INT);
 static_assert(sizeof(NcclId) == sizeof(ncclUniqueId) && alignof(NcclId) == alignof(ncclUniqueId));
 
 SAME(Blas::get_version, cublasLtGetVersion);

@@ -698,12 +698,85 @@ void NobodyGoesOnWithGarbage(Context& context) {
   engine.SetTraps(true);
 }
 
+/// Of two ranks that have communicated, the second is to call once more.
+struct Pair {
+  Pair() : site(SiteOf(SmallGather(2), 2)) {
+    OnRanks(2, [&](int rank) {
+      Status status = site->Initialize(rank, nullptr);
+      return status.ok() ? Call(rank) : status;
+    });
+    clique = Engine::Get().Find(Devices(2));
+    TakeLog();
+  }
+
+  Status Call(int rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    const std::array in{In(from[at])};
+    const std::array out{Out(to[at])};
+    return site->Execute(rank, nullptr, in, out);
+  }
+  NcclComm CommOf(int ordinal) { return clique->SeatOf(ordinal).comm.handle(); }
+
+  std::array<Ints, 2> from{Ints(1), Ints(1)};
+  std::array<Ints, 2> to{Ints(2), Ints(2)};
+  std::unique_ptr<Site> site;
+  std::shared_ptr<Clique> clique;
+};
+
+/// What was logged until so many lines of it say `what`, within seconds.
+std::string LogUntil(std::size_t count, const std::string& what) {
+  std::string log = TakeLog();
+  for (int tries = 0; tries < 1000 && Lines(log, what) < count; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    log += TakeLog();
+  }
+  return log;
+}
+
+void NothingIsAbortedUnderAThreadInsideNccl(Context& context) {
+  Engine& engine = OpenEngine();
+  Pair pair;
+  OfFake<void (*)(NcclComm, int)>("fake_cuda_linger")(pair.CommOf(1), 1200);
+  engine.SetTimeout(100'000'000);
+  ExpectInAll(context, {pair.Call(1)}, "for rank 0 (device 40); arrived: 1 (device 41)");
+  const std::string log = LogUntil(2, "abort");
+  context.Expect(Lines(log, "abort") == 2 && Lines(log, "inside") == 0, [&] { return log; });
+  context.Expect(Lines(log, "use after abort") == 0, [&] { return log; });
+}
+
+void CallsThatNcclHoldsUpAreLate(Context& context) {
+  Engine& engine = OpenEngine();
+  Pair pair;
+  OfFake<void (*)(NcclComm)>("fake_cuda_stall")(pair.CommOf(0));
+  engine.SetTimeout(100'000'000);
+  const auto begun = std::chrono::steady_clock::now();
+  ExpectInAll(context, OnRanks(2, [&](int rank) { return pair.Call(rank); }), "site 7: waited");
+  context.Expect(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5),
+                 "it takes too long");
+  const std::string log = LogUntil(2, "abort");
+  context.Expect(Lines(log, "abort") == 2 && Lines(log, "inside") == 0, [&] { return log; });
+}
+
+void MakingCommunicatorsIsInterrupted(Context& context) {
+  Engine& engine = OpenEngine();
+  engine.SetCallbacks({.exchange_id = [](const std::int64_t*, std::size_t, std::int64_t, char*,
+                                         char*, std::size_t) { return 0; }});
+  engine.SetTimeout(100'000'000);
+  TakeLog();
+  Site site(engine, 7, {{kFirstId, 99}}, SmallGather(2));  // 99 is another process's
+  ExpectInAll(context, {site.Initialize(0, nullptr)},
+              "no communicator of devices 40, 99: NCCL has not connected them within 0.1 s");
+  const std::string log = LogUntil(1, "abort");
+  context.Expect(Lines(log, "abort rank 0") == 1 && Lines(log, "inside") == 0, [&] { return log; });
+  engine.SetCallbacks({});
+}
+
 void ErrorsOfNcclAreNoticed(Context& context) {
   Engine& engine = OpenEngine();
   const auto site = SiteOf(SmallGather(2), 2);
   AllSucceed(context, OnRanks(2, [&](int rank) { return site->Initialize(rank, nullptr); }));
   const std::shared_ptr<Clique> clique = engine.Find(Devices(2));
-  OfFake<void (*)(NcclComm, int)>("fake_cuda_set_async_error")(clique->SeatOf(1).comm, 6);
+  OfFake<void (*)(NcclComm, int)>("fake_cuda_set_async_error")(clique->SeatOf(1).comm.handle(), 6);
   for (int tries = 0; tries < 100 && clique->is_ready(); ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -744,6 +817,9 @@ int main(int argc, char** argv) {
           {"OneThatDoesNotCallAtFirstIsNamed", OneThatDoesNotCallAtFirstIsNamed},
           {"OneThatDoesNotCallIsNamed", OneThatDoesNotCallIsNamed},
           {"NobodyGoesOnWithGarbage", NobodyGoesOnWithGarbage},
+          {"NothingIsAbortedUnderAThreadInsideNccl", NothingIsAbortedUnderAThreadInsideNccl},
+          {"CallsThatNcclHoldsUpAreLate", CallsThatNcclHoldsUpAreLate},
+          {"MakingCommunicatorsIsInterrupted", MakingCommunicatorsIsInterrupted},
           {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},
           {"WrongBuffersAreRefused", WrongBuffersAreRefused},
       },

@@ -2,7 +2,8 @@
 //
 // A stream is a thread that dawdles, so that what does not wait for an event comes too early; the
 // null stream runs what is put on it at once, in the thread that does so. A collective waits there
-// for the other ranks; a send does not. So results, orders and offsets are computed for real.
+// for the other ranks; a send does not. So results, orders and offsets are computed for real. A
+// communicator is a non-blocking one: a thread of its own puts its calls on streams, later.
 // fake_cuda_* are for tests.
 #include <algorithm>           // std::copy_n, std::max, std::min
 #include <array>               // std::array
@@ -20,7 +21,7 @@
 #include <random>              // std::minstd_rand
 #include <string>              // std::string
 #include <thread>              // std::this_thread, std::thread
-#include <utility>             // std::pair
+#include <utility>             // std::exchange, std::move, std::pair
 #include <vector>              // std::vector
 
 #include "cuda/abi.h"
@@ -254,6 +255,7 @@ struct Group {
   std::mutex mutex;
   std::condition_variable changed;
   std::size_t num_ranks = 0;
+  std::size_t num_here = 0;
   bool is_aborted = false;
   std::map<std::uint64_t, std::map<int, Deposit>> collectives;  // by number, then rank
   std::map<std::uint64_t, std::size_t> readers;
@@ -267,10 +269,18 @@ std::uint64_t num_ids = 0;
 }  // namespace
 
 struct ncclComm {
+  ncclComm(std::shared_ptr<Group> of, int as_rank) : group(std::move(of)), rank(as_rank) {}
+
   std::shared_ptr<Group> group;
   int rank = 0;
   std::uint64_t num_collectives = 0;
   std::atomic<int> async_error{0};
+  std::atomic<int> num_pending{0};  // groups of calls that `worker` has not put on a stream
+  std::atomic<int> num_inside{0};   // threads
+  std::atomic<int> linger_ms{0};
+  std::atomic<bool> is_stalled{false};
+  std::atomic<bool> is_aborted{false};
+  CUstream_st worker;
 };
 
 namespace {
@@ -289,6 +299,16 @@ struct Op {
 
 thread_local int depth = 0;
 thread_local std::vector<Op> queue;
+thread_local std::vector<ncclComm*> begun;    // communicators
+thread_local std::vector<ncclComm*> entered;  // those that the group is about
+std::atomic<bool> holds_aborts{false};
+
+void Enter(ncclComm* comm) {
+  ++comm->num_inside;
+  if (comm->is_aborted) {
+    Log("use after abort");
+  }
+}
 
 template <typename Ready>
 bool Await(Group& group, std::unique_lock<std::mutex>& lock, Ready ready) {
@@ -379,29 +399,73 @@ int RunAll(const std::vector<Op>& ops) {
   return failed;
 }
 
-int Flush() {
-  std::vector<Op> ops;
-  ops.swap(queue);
-  if (ops.empty()) {
+/// Has a communicator's thread work, which may fail.
+void Submit(ncclComm* comm, std::function<int()> work) {
+  ++comm->num_pending;
+  Run(&comm->worker, [comm, work = std::move(work)] {
+    Group& group = *comm->group;
+    int failed = 0;
+    if (comm->is_stalled) {
+      std::unique_lock<std::mutex> lock(group.mutex);
+      Await(group, lock, [] { return false; });
+      failed = kRemoteError;
+    }
+    failed = failed == 0 ? work() : failed;
+    if (failed != 0) {
+      comm->async_error = failed;
+    }
+    --comm->num_pending;
     return 0;
-  }
-  CUstream_st* const stream = ops[0].stream;
-  return Run(stream, [ops = std::move(ops), stream] {
-    const int failed = RunAll(ops);
-    // Who waits for a stream does not learn that NCCL aborted something on it.
-    return stream != nullptr && failed == kRemoteError ? 0 : failed;
   });
 }
 
+int AwaitRanks(const ncclComm* comm) {
+  Group& group = *comm->group;
+  std::unique_lock<std::mutex> lock(group.mutex);
+  return Await(group, lock, [&] { return group.num_here == group.num_ranks; }) ? 0 : kRemoteError;
+}
+
+int Flush() {
+  std::map<ncclComm*, std::vector<Op>> ops_of;
+  for (const Op& op : std::exchange(queue, {})) {
+    ops_of[op.comm].push_back(op);
+  }
+  for (const auto& [comm, ops] : ops_of) {
+    Submit(comm, [ops = ops] {
+      CUstream_st* const stream = ops[0].stream;
+      return Run(stream, [ops, stream] {
+        const int failed = RunAll(ops);
+        // Who waits for a stream does not learn that NCCL aborted something on it.
+        return stream != nullptr && failed == kRemoteError ? 0 : failed;
+      });
+    });
+  }
+  const std::vector<ncclComm*> made = std::exchange(begun, {});
+  for (ncclComm* const comm : made) {
+    Submit(comm, [comm] { return AwaitRanks(comm); });
+  }
+  for (ncclComm* const comm : std::exchange(entered, {})) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(comm->linger_ms));
+    --comm->num_inside;
+  }
+  return ops_of.empty() && made.empty() ? 0 : kNcclInProgress;
+}
+
 int Put(const char* name, const Op& op) {
-  if (op.comm == nullptr || op.count == 0) {
+  if (op.comm == nullptr || op.count == 0 || depth == 0) {
     return kInvalidArgument;
   }
   Log(std::to_string(op.comm->rank) + " " + name + " " + std::to_string(op.count) + " type " +
       std::to_string(static_cast<int>(op.type)) + " op " + std::to_string(static_cast<int>(op.op)) +
       (op.peer < 0 ? "" : " peer " + std::to_string(op.peer)) + (depth > 0 ? " grouped" : ""));
+  Enter(op.comm);
+  entered.push_back(op.comm);
+  if (op.comm->num_pending > 0) {
+    Log("used before the previous call is done");
+    return kInvalidArgument;
+  }
   queue.push_back(op);
-  return depth > 0 ? 0 : Flush();
+  return 0;
 }
 
 }  // namespace
@@ -421,6 +485,15 @@ EXPORT const char* fake_cuda_take_log() {
 
 /// The next look at a communicator finds this error.
 EXPORT void fake_cuda_set_async_error(ncclComm* comm, int error) { comm->async_error = error; }
+
+/// Calls of a communicator are never put on a stream.
+EXPORT void fake_cuda_stall(ncclComm* comm) { comm->is_stalled = true; }
+
+/// The end of a group takes so long.
+EXPORT void fake_cuda_linger(ncclComm* comm, int milliseconds) { comm->linger_ms = milliseconds; }
+
+/// Whether ncclCommAbort waits, as for a device that is stuck.
+EXPORT void fake_cuda_hold_aborts(bool holds) { holds_aborts = holds; }
 
 // ---- CUDA's runtime -----------------------------------------------------------------------------
 
@@ -544,27 +617,46 @@ EXPORT int ncclGetUniqueId(NcclId* id) {
   Log("get_unique_id");
   return 0;
 }
-EXPORT int ncclCommInitRank(ncclComm** comm, int num_ranks, NcclId id, int rank) {
+EXPORT int ncclCommInitRankConfig(ncclComm** comm, int num_ranks, NcclId id, int rank,
+                                  const NcclConfig* config) {
+  if (config->size != 48 || config->magic != 0xcafebeef || config->version != 21800 ||
+      config->blocking != 0 || config->max_ctas != NcclConfig::kUndefined || depth == 0) {
+    return kInvalidArgument;
+  }
   const std::lock_guard<std::mutex> lock(groups_mutex);
   std::shared_ptr<Group>& group = groups[std::string(id.bytes.data())];
   if (group == nullptr) {
     group = std::make_shared<Group>();
     group->num_ranks = static_cast<std::size_t>(num_ranks);
   }
-  *comm = Keep(new ncclComm{group, rank});
+  *comm = Keep(new ncclComm(group, rank));
+  begun.push_back(*comm);
   Log("init rank " + std::to_string(rank) + " of " + std::to_string(num_ranks) + " on device " +
       std::to_string(current_device) + (depth > 0 ? " grouped" : ""));
-  return depth > 0 || num_ranks == 1 ? 0 : kInvalidUsage;
-}
-EXPORT int ncclCommAbort(ncclComm* comm) {
-  Log("abort rank " + std::to_string(comm->rank));
-  const std::lock_guard<std::mutex> lock(comm->group->mutex);
-  comm->group->is_aborted = true;
-  comm->group->changed.notify_all();
+  const std::lock_guard<std::mutex> group_lock(group->mutex);
+  ++group->num_here;
+  group->changed.notify_all();
   return 0;
 }
+EXPORT int ncclCommAbort(ncclComm* comm) {
+  Log("abort rank " + std::to_string(comm->rank) +
+      (comm->num_inside > 0 ? " while a thread is inside" : ""));
+  comm->is_aborted = true;
+  for (int i = 0; i < 2000 && holds_aborts; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  {
+    const std::lock_guard<std::mutex> lock(comm->group->mutex);
+    comm->group->is_aborted = true;
+    comm->group->changed.notify_all();
+  }
+  return comm->worker.Synchronize();
+}
 EXPORT int ncclCommGetAsyncError(ncclComm* comm, int* error) {
-  *error = comm->async_error;
+  Enter(comm);
+  const int failed = comm->async_error;
+  *error = failed == 0 && comm->num_pending > 0 ? kNcclInProgress : failed;
+  --comm->num_inside;
   return 0;
 }
 EXPORT int ncclGroupStart() {
