@@ -16,48 +16,46 @@ Status CallWatch::Create(const Libraries& libraries) {
 }
 
 std::size_t CallWatch::Begin(const Libraries& libraries, Stream stream, std::uint64_t site) {
-  const std::lock_guard<SpinLock> guard(lock_);
-  if (used_ == kSlots) {
+  const std::size_t call = num_begun_.load(std::memory_order_relaxed);
+  if (call - num_ended_.load(std::memory_order_acquire) == kSlots) {
     return kUnwatched;
   }
-  const std::size_t at = (oldest_ + used_) % kSlots;
-  Slot& slot = slots_[at];
+  Slot& slot = SlotOf(call);
   if (libraries.runtime.event_record(slot.begun, stream) != kCudaSuccess) {
     return kUnwatched;
   }
   slot.site = site;
-  slot.begun_ns = 0;
-  slot.is_on_stream = false;
-  ++used_;
-  return at;
+  slot.is_on_stream.store(false, std::memory_order_relaxed);
+  num_begun_.store(call + 1, std::memory_order_release);
+  return call % kSlots;
 }
 
 void CallWatch::End(const Libraries& libraries, Stream stream, std::size_t slot) {
   if (slot == kUnwatched) {
     return;
   }
-  const std::lock_guard<SpinLock> guard(lock_);
-  slots_[slot].is_on_stream =
-      libraries.runtime.event_record(slots_[slot].ended, stream) == kCudaSuccess;
+  const int error = libraries.runtime.event_record(slots_[slot].ended, stream);
+  slots_[slot].is_on_stream.store(error == kCudaSuccess, std::memory_order_release);
 }
 
 std::optional<LateCall> CallWatch::Look(const Libraries& libraries, std::int64_t now_ns) {
-  const std::lock_guard<SpinLock> guard(lock_);
-  while (used_ > 0) {
-    Slot& slot = slots_[oldest_];
-    const Runtime& runtime = libraries.runtime;
-    if (slot.is_on_stream && runtime.event_query(slot.ended) != kCudaErrorNotReady) {
-      oldest_ = (oldest_ + 1) % kSlots;
-      --used_;
+  const Runtime& runtime = libraries.runtime;
+  for (std::size_t call = num_ended_.load(std::memory_order_relaxed);
+       call != num_begun_.load(std::memory_order_acquire); ++call) {
+    const Slot& slot = SlotOf(call);
+    if (slot.is_on_stream.load(std::memory_order_acquire) &&
+        runtime.event_query(slot.ended) != kCudaErrorNotReady) {
+      oldest_begun_ns_ = 0;
+      num_ended_.store(call + 1, std::memory_order_release);
       continue;
     }
-    if (slot.begun_ns == 0 && runtime.event_query(slot.begun) != kCudaErrorNotReady) {
-      slot.begun_ns = now_ns;
+    if (oldest_begun_ns_ == 0 && runtime.event_query(slot.begun) != kCudaErrorNotReady) {
+      oldest_begun_ns_ = now_ns;
     }
-    if (slot.begun_ns == 0) {
+    if (oldest_begun_ns_ == 0) {
       return std::nullopt;
     }
-    return LateCall{.site = slot.site, .waited_ns = now_ns - slot.begun_ns};
+    return LateCall{.site = slot.site, .waited_ns = now_ns - oldest_begun_ns_};
   }
   return std::nullopt;
 }

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <array>     // std::array
+#include <atomic>    // std::atomic
 #include <cstddef>   // std::size_t
 #include <cstdint>   // std::int64_t, std::uint64_t
-#include <mutex>     // std::lock_guard
 #include <optional>  // std::optional
 
-#include "core/spin_lock.h"
 #include "core/status.h"
 #include "cuda/libraries.h"
 
@@ -22,6 +21,9 @@ struct LateCall {
 /// Two events for each of the latest calls, made once. A call is late by the time since it began on
 /// the device: what the device computes before does not count. When all slots are taken, the next
 /// calls go unwatched until one is free; the oldest, which holds up the others, is always watched.
+///
+/// One thread calls, another one looks, and neither waits for the other: to record an event can
+/// take as long as a device is stuck.
 class CallWatch {
  public:
   CallWatch() = default;
@@ -40,7 +42,7 @@ class CallWatch {
   /// From the watching thread: the oldest call, if it has begun and not ended.
   std::optional<LateCall> Look(const Libraries& libraries, std::int64_t now_ns);
 
-  static constexpr std::size_t kSlots = 32;
+  static constexpr std::size_t kSlots = 512;
   static constexpr std::size_t kUnwatched = kSlots;
 
  private:
@@ -48,14 +50,15 @@ class CallWatch {
     Event begun = nullptr;
     Event ended = nullptr;
     std::uint64_t site = 0;
-    std::int64_t begun_ns = 0;  // when it was first seen to have begun; 0: not yet
-    bool is_on_stream = false;  // both events are recorded
+    std::atomic<bool> is_on_stream{false};  // both events are recorded
   };
 
-  SpinLock lock_;  // guards all below
+  [[nodiscard]] Slot& SlotOf(std::size_t call) { return slots_[call % kSlots]; }
+
   std::array<Slot, kSlots> slots_{};
-  std::size_t oldest_ = 0;
-  std::size_t used_ = 0;
+  std::atomic<std::size_t> num_begun_{0};  // who calls counts these,
+  std::atomic<std::size_t> num_ended_{0};  // who looks these: the slots between are in use
+  std::int64_t oldest_begun_ns_ = 0;       // when that was first seen to have begun; 0: not yet
 };
 
 }  // namespace jaxcoll::cuda

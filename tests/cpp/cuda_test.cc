@@ -744,6 +744,53 @@ void NothingIsAbortedUnderAThreadInsideNccl(Context& context) {
   context.Expect(Lines(log, "use after abort") == 0, [&] { return log; });
 }
 
+/// To record an event can take as long as the device is stuck: that is what the watch is for.
+void NobodyWaitsForWhoRecordsAnEvent(Context& context) {
+  const Libraries& libraries = OpenEngine().libraries();
+  CallWatch watch;
+  AllSucceed(context, {watch.Create(libraries)});
+  const auto hold = OfFake<void (*)(bool)>("fake_cuda_hold_records");
+  const std::size_t first = watch.Begin(libraries, nullptr, 7);
+  hold(true);
+  std::thread caller([&] {
+    watch.End(libraries, nullptr, first);
+    watch.End(libraries, nullptr, watch.Begin(libraries, nullptr, 8));
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto begun = std::chrono::steady_clock::now();
+  watch.Look(libraries, 1'000);
+  const auto late = watch.Look(libraries, 3'000);
+  context.Expect(std::chrono::steady_clock::now() - begun < std::chrono::seconds(1),
+                 "the watch waits");
+  context.Expect(late && late->site == 7 && late->waited_ns == 2'000, "the call that is late");
+  hold(false);
+  caller.join();
+  context.Expect(!watch.Look(libraries, 4'000), "all calls have ended");
+}
+
+void EveryCallIsWatchedInItsTurn(Context& context) {
+  const Libraries& libraries = OpenEngine().libraries();
+  CallWatch watch;
+  AllSucceed(context, {watch.Create(libraries)});
+  for (std::uint64_t site = 0; site < 2 * CallWatch::kSlots; ++site) {
+    watch.End(libraries, nullptr, watch.Begin(libraries, nullptr, site));
+    if (site % 100 == 99) {
+      context.Expect(!watch.Look(libraries, 1), "a call that has ended");
+    }
+  }
+  std::array<std::size_t, CallWatch::kSlots> slots{};
+  context.Expect(!watch.Look(libraries, 1), "all have ended");
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    slots.at(i) = watch.Begin(libraries, nullptr, i);
+  }
+  context.Expect(watch.Begin(libraries, nullptr, 1) == CallWatch::kUnwatched, "one more");
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const auto late = watch.Look(libraries, static_cast<std::int64_t>(i) + 1);
+    context.Expect(late && late->site == i, "the oldest");
+    watch.End(libraries, nullptr, slots.at(i));
+  }
+}
+
 void CallsThatNcclHoldsUpAreLate(Context& context) {
   Engine& engine = OpenEngine();
   Pair pair;
@@ -818,6 +865,8 @@ int main(int argc, char** argv) {
           {"OneThatDoesNotCallIsNamed", OneThatDoesNotCallIsNamed},
           {"NobodyGoesOnWithGarbage", NobodyGoesOnWithGarbage},
           {"NothingIsAbortedUnderAThreadInsideNccl", NothingIsAbortedUnderAThreadInsideNccl},
+          {"NobodyWaitsForWhoRecordsAnEvent", NobodyWaitsForWhoRecordsAnEvent},
+          {"EveryCallIsWatchedInItsTurn", EveryCallIsWatchedInItsTurn},
           {"CallsThatNcclHoldsUpAreLate", CallsThatNcclHoldsUpAreLate},
           {"MakingCommunicatorsIsInterrupted", MakingCommunicatorsIsInterrupted},
           {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},

@@ -302,6 +302,14 @@ thread_local std::vector<Op> queue;
 thread_local std::vector<ncclComm*> begun;    // communicators
 thread_local std::vector<ncclComm*> entered;  // those that the group is about
 std::atomic<bool> holds_aborts{false};
+std::atomic<bool> holds_records{false};
+
+/// Up to seconds.
+void AwaitRelease(const std::atomic<bool>& holds) {
+  for (int i = 0; i < 500 && holds; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
 
 void Enter(ncclComm* comm) {
   ++comm->num_inside;
@@ -492,6 +500,9 @@ EXPORT void fake_cuda_stall(ncclComm* comm) { comm->is_stalled = true; }
 /// The end of a group takes so long.
 EXPORT void fake_cuda_linger(ncclComm* comm, int milliseconds) { comm->linger_ms = milliseconds; }
 
+/// Whether cudaEventRecord waits, as for a stream that is full.
+EXPORT void fake_cuda_hold_records(bool holds) { holds_records = holds; }
+
 /// Whether ncclCommAbort waits, as for a device that is stuck.
 EXPORT void fake_cuda_hold_aborts(bool holds) { holds_aborts = holds; }
 
@@ -541,6 +552,7 @@ EXPORT int cudaEventCreateWithFlags(CUevent_st** event, unsigned /*flags*/) {
   return 0;
 }
 EXPORT int cudaEventRecord(CUevent_st* event, CUstream_st* stream) {
+  AwaitRelease(holds_records);
   std::uint64_t number = 0;
   {
     const std::lock_guard<std::mutex> lock(event->mutex);
@@ -642,9 +654,7 @@ EXPORT int ncclCommAbort(ncclComm* comm) {
   Log("abort rank " + std::to_string(comm->rank) +
       (comm->num_inside > 0 ? " while a thread is inside" : ""));
   comm->is_aborted = true;
-  for (int i = 0; i < 2000 && holds_aborts; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  AwaitRelease(holds_aborts);
   {
     const std::lock_guard<std::mutex> lock(comm->group->mutex);
     comm->group->is_aborted = true;
