@@ -830,6 +830,30 @@ void ErrorsOfNcclAreNoticed(Context& context) {
   ExpectInAll(context, {clique->Failure()}, "devices 40, 41, rank 1: communication: fake NCCL");
 }
 
+std::atomic<int> num_reports{0};
+
+/// The last test: nothing is watched any more after it.
+void WhatFailsIsReportedWhateverAbortsTake(Context& context) {
+  Engine& engine = OpenEngine();
+  Pair pair;
+  const auto hold = OfFake<void (*)(bool)>("fake_cuda_hold_aborts");
+  hold(true);
+  engine.SetCallbacks({.report = [](const char* /*text*/) { ++num_reports; }});
+  engine.SetTimeout(100'000'000);
+  const auto begun = std::chrono::steady_clock::now();
+  ExpectInAll(context, {pair.Call(1)}, "for rank 0 (device 40)");
+  LogUntil(1, "abort");
+  while (num_reports == 0 && std::chrono::steady_clock::now() - begun < std::chrono::seconds(3)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  context.Expect(num_reports == 1, "a report while an abort takes its time");
+  engine.Stop();
+  context.Expect(std::chrono::steady_clock::now() - begun < std::chrono::seconds(4),
+                 "the process's end waits for an abort");
+  hold(false);
+  engine.Stop();
+}
+
 void WrongBuffersAreRefused(Context& context) {
   OpenEngine();
   const auto site = SiteOf(SmallGather(2), 2);
@@ -871,6 +895,7 @@ int main(int argc, char** argv) {
           {"MakingCommunicatorsIsInterrupted", MakingCommunicatorsIsInterrupted},
           {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},
           {"WrongBuffersAreRefused", WrongBuffersAreRefused},
+          {"WhatFailsIsReportedWhateverAbortsTake", WhatFailsIsReportedWhateverAbortsTake},
       },
       argc, argv);
   jaxcoll::cuda::Engine::Get().Stop();
