@@ -49,6 +49,7 @@ _EXCHANGE_ID = ctypes.CFUNCTYPE(
     *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
 )
 _SITE_TEXT = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+_IS_ANYONE_EXCUSED = ctypes.CFUNCTYPE(ctypes.c_int)
 _REPORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
@@ -138,8 +139,11 @@ def _opened(
     if library.jaxcoll_cuda_open(*lines, text, len(text)):
         return None, text.value.decode(errors="replace")
     library.jaxcoll_cuda_set_traps(os.environ.get("JAXCOLL_CUDA_TRAP", "1") != "0")
-    library.jaxcoll_cuda_set_callbacks(_exchange_id, _site_text, _report)
-    config._on_change("timeout_s", ft.partial(_set_timeout, library))
+    library.jaxcoll_cuda_set_callbacks(_exchange_id, _site_text, _is_anyone_excused, _report)
+    config._on_change("timeout_s", ft.partial(_set_limit, library.jaxcoll_cuda_set_timeout))
+    config._on_change(
+        "compile_timeout_s", ft.partial(_set_limit, library.jaxcoll_cuda_set_compile_timeout)
+    )
     atexit.register(library.jaxcoll_cuda_stop)
     return library, None
 
@@ -156,8 +160,9 @@ def _declare(library: ctypes.CDLL) -> None:
             None,
             [ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int32), size],
         ),
-        "set_callbacks": (None, [_EXCHANGE_ID, _SITE_TEXT, _REPORT]),
+        "set_callbacks": (None, [_EXCHANGE_ID, _SITE_TEXT, _IS_ANYONE_EXCUSED, _REPORT]),
         "set_timeout": (None, [ctypes.c_int64]),
+        "set_compile_timeout": (None, [ctypes.c_int64]),
         "set_traps": (None, [ctypes.c_int]),
         "reset": (None, []),
         "stop": (None, []),
@@ -170,8 +175,8 @@ def _declare(library: ctypes.CDLL) -> None:
         function.restype, function.argtypes = result, arguments
 
 
-def _set_timeout(library: ctypes.CDLL, seconds: float | None) -> None:
-    library.jaxcoll_cuda_set_timeout(-1 if seconds is None else int(seconds * 1e9))
+def _set_limit(setter: Callable[[int], None], seconds: float | None) -> None:
+    setter(-1 if seconds is None else int(seconds * 1e9))
 
 
 # ---- What is there -------------------------------------------------------------------------------
@@ -282,6 +287,24 @@ def _write(text: str, to: int, size: int) -> None:
 @_SITE_TEXT
 def _site_text(site: int, to: int, size: int) -> None:
     _write(_sites.get(site, ""), to, size)
+
+
+# Who tells whether another process compiles or pauses, see `ask_for_excuses`.
+_excuses: list[Callable[[], bool]] = []
+
+
+def ask_for_excuses(is_anyone_excused: Callable[[], bool]) -> None:
+    """Has the engine ask that before a group fails because a rank does not come."""
+    _excuses.append(is_anyone_excused)
+
+
+@_IS_ANYONE_EXCUSED
+def _is_anyone_excused() -> int:
+    try:
+        return int(any(excuse() for excuse in _excuses))
+    except Exception:  # none may leave a function that C calls
+        logger.exception("jaxcoll: whether anyone is excused")
+        return 0
 
 
 @_REPORT

@@ -81,6 +81,9 @@ def _register_gpu() -> str | None:
         return reason
     try:
         _cuda.set_devices(library, jax.local_devices(backend="cuda"))
+        core, _ = _load()
+        if core is not None:
+            _cuda.ask_for_excuses(core.is_anyone_excused)
         type_id, type_info = _cuda.state_type(library)
         registration: Any = {
             "type_id": jax.ffi.pycapsule(type_id),

@@ -15,7 +15,8 @@ Status CallWatch::Create(const Libraries& libraries) {
   return {};
 }
 
-std::size_t CallWatch::Begin(const Libraries& libraries, Stream stream, std::uint64_t site) {
+std::size_t CallWatch::Begin(const Libraries& libraries, Stream stream, std::uint64_t site,
+                             bool is_first) {
   const std::size_t call = num_begun_.load(std::memory_order_relaxed);
   if (call - num_ended_.load(std::memory_order_acquire) == kSlots) {
     return kUnwatched;
@@ -25,6 +26,7 @@ std::size_t CallWatch::Begin(const Libraries& libraries, Stream stream, std::uin
     return kUnwatched;
   }
   slot.site = site;
+  slot.is_first = is_first;
   slot.is_on_stream.store(false, std::memory_order_relaxed);
   num_begun_.store(call + 1, std::memory_order_release);
   return call % kSlots;
@@ -55,7 +57,8 @@ std::optional<LateCall> CallWatch::Look(const Libraries& libraries, std::int64_t
     if (oldest_begun_ns_ == 0) {
       return std::nullopt;
     }
-    return LateCall{.site = slot.site, .waited_ns = now_ns - oldest_begun_ns_};
+    return LateCall{
+        .site = slot.site, .waited_ns = now_ns - oldest_begun_ns_, .is_first = slot.is_first};
   }
   return std::nullopt;
 }

@@ -15,7 +15,8 @@ namespace jaxcoll::cuda {
 /// A call that has begun on the device and not ended.
 struct LateCall {
   std::uint64_t site;
-  std::int64_t waited_ns;  ///< since it was first seen to have begun
+  std::int64_t waited_ns;  ///< since it was first seen to have begun, or was excused
+  bool is_first;           ///< of its site
 };
 
 /// Two events for each of the latest calls, made once. A call is late by the time since it began on
@@ -35,12 +36,15 @@ class CallWatch {
   Status Create(const Libraries& libraries);
 
   /// Before a call is put on the stream; returns its slot, or kUnwatched.
-  std::size_t Begin(const Libraries& libraries, Stream stream, std::uint64_t site);
+  std::size_t Begin(const Libraries& libraries, Stream stream, std::uint64_t site,
+                    bool is_first = false);
   /// After it.
   void End(const Libraries& libraries, Stream stream, std::size_t slot);
 
   /// From the watching thread: the oldest call, if it has begun and not ended.
   std::optional<LateCall> Look(const Libraries& libraries, std::int64_t now_ns);
+  /// From there, too: its wait begins now.
+  void Excuse(std::int64_t now_ns) { oldest_begun_ns_ = now_ns; }
 
   static constexpr std::size_t kSlots = 512;
   static constexpr std::size_t kUnwatched = kSlots;
@@ -50,6 +54,7 @@ class CallWatch {
     Event begun = nullptr;
     Event ended = nullptr;
     std::uint64_t site = 0;
+    bool is_first = false;
     std::atomic<bool> is_on_stream{false};  // both events are recorded
   };
 

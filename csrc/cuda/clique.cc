@@ -1,6 +1,6 @@
 #include "cuda/clique.h"
 
-#include <algorithm>  // std::find, std::sort
+#include <algorithm>  // std::any_of, std::find, std::find_if, std::min, std::sort
 #include <chrono>     // std::chrono
 #include <optional>   // std::optional
 #include <thread>     // std::this_thread
@@ -12,6 +12,8 @@ namespace jaxcoll::cuda {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(1);
+// Nobody asks for a reason to wait no longer than this.
+constexpr std::int64_t kNoExcuseNs = 100'000'000;
 
 std::string Listed(const std::vector<std::int64_t>& ids) {
   std::string text;
@@ -243,7 +245,7 @@ bool Clique::TryAbort() {
   return is_ended;
 }
 
-bool Clique::Look(std::int64_t now_ns, std::int64_t timeout_ns) {
+bool Clique::Look(std::int64_t now_ns, const Limits& limits) {
   Status cause;
   for (const auto& seat : seats_) {
     if (!is_ready()) {
@@ -259,7 +261,16 @@ bool Clique::Look(std::int64_t now_ns, std::int64_t timeout_ns) {
       break;
     }
     const auto call = seat->watch.Look(libraries(), now_ns);
-    if (call && timeout_ns >= 0 && call->waited_ns >= timeout_ns) {
+    if (!call) {
+      continue;
+    }
+    const std::int64_t limit_ns = call->is_first ? limits.first_timeout_ns : limits.timeout_ns;
+    if (limit_ns < 0 || call->waited_ns < std::min(limit_ns, kNoExcuseNs)) {
+      continue;
+    }
+    if (limits.is_anyone_excused != nullptr && limits.is_anyone_excused()) {
+      seat->watch.Excuse(now_ns);
+    } else if (call->waited_ns >= limit_ns) {
       cause = DeadlineExceeded(LateText(*seat, *call));
       break;
     }

@@ -39,6 +39,13 @@ struct Surroundings {
   bool traps = true;  ///< see cuda/failing.h
 };
 
+/// How long a call waits for others; < 0: for ever.
+struct Limits {
+  std::int64_t timeout_ns = -1;
+  std::int64_t first_timeout_ns = -1;     ///< of the first call of a site: others may compile it
+  bool (*is_anyone_excused)() = nullptr;  ///< one who compiles or pauses; may be null
+};
+
 /// One local device in a group.
 struct Seat {
   int ordinal = 0;  ///< CUDA's number of the device
@@ -77,7 +84,8 @@ class Clique {
 
   /// Puts `enqueue` (Seat& -> Status) on the stream of a device that has joined, watched.
   template <typename Enqueue>
-  Status Run(int ordinal, Stream stream, std::uint64_t site, const Enqueue& enqueue) {
+  Status Run(int ordinal, Stream stream, std::uint64_t site, bool is_first,
+             const Enqueue& enqueue) {
     Seat& seat = SeatOf(ordinal);
     const std::lock_guard<std::mutex> lock(seat.mutex);
     Status status = Failure();
@@ -85,7 +93,7 @@ class Clique {
       return status;
     }
     seat.num_calls.fetch_add(1, std::memory_order_relaxed);
-    const std::size_t slot = seat.watch.Begin(libraries(), stream, site);
+    const std::size_t slot = seat.watch.Begin(libraries(), stream, site, is_first);
     status = enqueue(seat);
     seat.watch.End(libraries(), stream, slot);
     if (status.ok()) {
@@ -99,9 +107,9 @@ class Clique {
     return {};
   }
 
-  /// From the watching thread: fails where NCCL has, or where a call takes longer than
-  /// `timeout_ns` (< 0: for ever) on a device. Whether it failed now.
-  bool Look(std::int64_t now_ns, std::int64_t timeout_ns);
+  /// From the watching thread: fails where NCCL has, or where a call takes longer than its limit on
+  /// a device. Whether it failed now.
+  bool Look(std::int64_t now_ns, const Limits& limits);
 
   /// Why calls fail, or ok.
   [[nodiscard]] Status Failure() const;

@@ -1,6 +1,6 @@
 #include "cuda/engine.h"
 
-#include <algorithm>  // std::find
+#include <algorithm>  // std::find, std::max
 #include <array>      // std::array
 #include <chrono>     // std::chrono
 #include <thread>     // std::this_thread, std::thread
@@ -113,7 +113,10 @@ void Engine::Watch() {
       }
     }
     for (const auto& clique : cliques) {
-      if (clique->Look(NowNs(), timeout_ns()) && callbacks_.report != nullptr) {
+      const Limits limits{.timeout_ns = timeout_ns_.load(),
+                          .first_timeout_ns = first_timeout_ns(),
+                          .is_anyone_excused = &Engine::IsAnyoneExcused};
+      if (clique->Look(NowNs(), limits) && callbacks_.report != nullptr) {
         callbacks_.report(clique->Failure().message.c_str());
       }
       if (clique->ClaimsAbort()) {
@@ -142,6 +145,17 @@ void Engine::StartThread(std::function<void()> work) {
     --num_threads_;
     thread_ended_.notify_all();
   }).detach();
+}
+
+std::int64_t Engine::first_timeout_ns() const {
+  const std::int64_t timeout_ns = timeout_ns_.load();
+  const std::int64_t compile_timeout_ns = compile_timeout_ns_.load();
+  return timeout_ns < 0 || compile_timeout_ns < 0 ? -1 : std::max(timeout_ns, compile_timeout_ns);
+}
+
+bool Engine::IsAnyoneExcused() {
+  const Callbacks& callbacks = Get().callbacks_;
+  return callbacks.is_anyone_excused != nullptr && callbacks.is_anyone_excused() != 0;
 }
 
 std::string Engine::ExchangeId(const std::vector<std::int64_t>& devices, std::int64_t generation,

@@ -28,6 +28,8 @@ struct Callbacks {
                      char* id, char* text, std::size_t bytes) = nullptr;
   /// What stands at a call site.
   void (*site_text)(std::uint64_t site, char* text, std::size_t bytes) = nullptr;
+  /// Whether another process compiles, or has said that it pauses; 0 or 1.
+  int (*is_anyone_excused)() = nullptr;
   /// A group has failed.
   void (*report)(const char* text) = nullptr;
 };
@@ -46,9 +48,12 @@ class Engine {
   void SetCallbacks(const Callbacks& callbacks) { callbacks_ = callbacks; }
   /// How long a rank may wait for the others; < 0: for ever.
   void SetTimeout(std::int64_t timeout_ns) { timeout_ns_.store(timeout_ns); }
+  /// The same where others may compile the program; counts where it is more.
+  void SetCompileTimeout(std::int64_t timeout_ns) { compile_timeout_ns_.store(timeout_ns); }
   /// Whether programs fail on the device whose calls were aborted; of groups that are made later.
   void SetTraps(bool traps) { traps_.store(traps); }
-  [[nodiscard]] std::int64_t timeout_ns() const { return timeout_ns_.load(); }
+  /// How long the first run of a site waits.
+  [[nodiscard]] std::int64_t first_timeout_ns() const;
 
   /// CUDA's numbers of the local devices in some groups of global ids.
   [[nodiscard]] std::set<int> LocalOf(const std::vector<std::vector<std::int64_t>>& groups);
@@ -76,6 +81,7 @@ class Engine {
  private:
   Engine() = default;
   void Watch();
+  static bool IsAnyoneExcused();
   /// Of a group that has failed, on a thread of its own: this may wait for the devices.
   void Abort(const std::shared_ptr<Clique>& clique);
   void StartThread(std::function<void()> work);
@@ -86,6 +92,7 @@ class Engine {
   Libraries libraries_;
   Callbacks callbacks_{};
   std::atomic<std::int64_t> timeout_ns_{-1};
+  std::atomic<std::int64_t> compile_timeout_ns_{0};
   std::atomic<std::int64_t> generation_{0};
   std::atomic<bool> traps_{true};
   std::atomic<std::uint64_t> num_calls_{0};

@@ -25,7 +25,7 @@ Status Site::Initialize(int ordinal, Stream stream) {
       return status;
     }
   }
-  Status status = place.clique->Join(ordinal, stream, engine_.timeout_ns());
+  Status status = place.clique->Join(ordinal, stream, engine_.first_timeout_ns());
   if (place.is_ready) {
     return status;
   }
@@ -79,7 +79,7 @@ Status Site::Prepare(Place& place, int ordinal) {
 }
 
 Status Site::Start(Place& place, int ordinal, const Status& prepared) {
-  const std::int64_t timeout_ns = engine_.timeout_ns();
+  const std::int64_t timeout_ns = engine_.first_timeout_ns();
   Status status = place.start->Arrive(
       ordinal, prepared,
       {.timeout_ns = timeout_ns,
@@ -101,7 +101,7 @@ Status Site::Start(Place& place, int ordinal, const Status& prepared) {
 template <typename Call>
 Status Site::RunFirst(Place& place, int ordinal, const Call& call) {
   Clique& clique = *place.clique;
-  const std::int64_t timeout_ns = engine_.timeout_ns();
+  const std::int64_t timeout_ns = engine_.first_timeout_ns();
   const LocalMeeting::Terms terms{
       .timeout_ns = timeout_ns,
       .interruption = [&] { return clique.Failure(); },
@@ -156,13 +156,14 @@ Status Site::Execute(int ordinal, Stream stream, std::span<const Operand> operan
   }
   engine_.CountCall();
   Place& place = places_[static_cast<std::size_t>(ordinal)];
+  const bool is_first = !place.first_call->after.is_done();
   const auto call = [&] {
-    return place.clique->Run(ordinal, stream, id_, [&](const Seat& seat) {
+    return place.clique->Run(ordinal, stream, id_, is_first, [&](const Seat& seat) {
       return operation_->Enqueue(libraries, seat, stream, {from.data(), operands.size()},
                                  {to.data(), results.size()});
     });
   };
-  return place.first_call->after.is_done() ? call() : RunFirst(place, ordinal, call);
+  return is_first ? RunFirst(place, ordinal, call) : call();
 }
 
 }  // namespace jaxcoll::cuda

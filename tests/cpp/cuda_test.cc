@@ -804,6 +804,63 @@ void CallsThatNcclHoldsUpAreLate(Context& context) {
   context.Expect(Lines(log, "abort") == 2 && Lines(log, "inside") == 0, [&] { return log; });
 }
 
+void FirstRunsAreWaitedForAsCompilationsAre(Context& context) {
+  Engine& engine = OpenEngine();
+  engine.SetTimeout(50'000'000);
+  engine.SetCompileTimeout(kLong);
+  std::vector<Ints> from(2, Ints(1));
+  std::vector<Ints> to(2, Ints(2));
+  const auto site = SiteOf(SmallGather(2), 2);
+  AllSucceed(context, OnRanks(2, [&](int rank) {
+               const auto at = static_cast<std::size_t>(rank);
+               const auto linger = std::chrono::milliseconds(rank == 1 ? 150 : 0);
+               std::this_thread::sleep_for(linger);
+               Status status = site->Initialize(rank, nullptr);
+               std::this_thread::sleep_for(linger);
+               const std::array in{In(from[at])};
+               const std::array out{Out(to[at])};
+               return status.ok() ? site->Execute(rank, nullptr, in, out) : status;
+             }));
+  // As where another process compiles still: the first call of another site.
+  const auto second = SiteOf(SmallGather(2), 2);
+  AllSucceed(context, OnRanks(2, [&](int rank) { return second->Initialize(rank, nullptr); }));
+  OfFake<void (*)(NcclComm)>("fake_cuda_stall")(engine.Find(Devices(2))->SeatOf(0).comm.handle());
+  engine.SetCompileTimeout(500'000'000);
+  const auto begun = std::chrono::steady_clock::now();
+  ExpectInAll(context,
+              OnRanks(2,
+                      [&](int rank) {
+                        const auto at = static_cast<std::size_t>(rank);
+                        const std::array in{In(from[at])};
+                        const std::array out{Out(to[at])};
+                        return second->Execute(rank, nullptr, in, out);
+                      }),
+              "site 7: waited 0.5");
+  context.Expect(std::chrono::steady_clock::now() - begun >= std::chrono::milliseconds(500),
+                 "it fails too soon");
+  engine.SetCompileTimeout(0);
+}
+
+std::atomic<bool> is_excused{false};
+
+void WhoHasAnExcuseIsWaitedFor(Context& context) {
+  Engine& engine = OpenEngine();
+  Pair pair;
+  is_excused = true;
+  engine.SetCallbacks({.is_anyone_excused = [] { return is_excused ? 1 : 0; }});
+  engine.SetTimeout(100'000'000);
+  const auto begun = std::chrono::steady_clock::now();
+  std::thread later([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    is_excused = false;
+  });
+  ExpectInAll(context, {pair.Call(1)}, "for rank 0 (device 40)");
+  context.Expect(std::chrono::steady_clock::now() - begun >= std::chrono::milliseconds(500),
+                 "it fails too soon");
+  later.join();
+  engine.SetCallbacks({});
+}
+
 void MakingCommunicatorsIsInterrupted(Context& context) {
   Engine& engine = OpenEngine();
   engine.SetCallbacks({.exchange_id = [](const std::int64_t*, std::size_t, std::int64_t, char*,
@@ -892,6 +949,8 @@ int main(int argc, char** argv) {
           {"NobodyWaitsForWhoRecordsAnEvent", NobodyWaitsForWhoRecordsAnEvent},
           {"EveryCallIsWatchedInItsTurn", EveryCallIsWatchedInItsTurn},
           {"CallsThatNcclHoldsUpAreLate", CallsThatNcclHoldsUpAreLate},
+          {"FirstRunsAreWaitedForAsCompilationsAre", FirstRunsAreWaitedForAsCompilationsAre},
+          {"WhoHasAnExcuseIsWaitedFor", WhoHasAnExcuseIsWaitedFor},
           {"MakingCommunicatorsIsInterrupted", MakingCommunicatorsIsInterrupted},
           {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},
           {"WrongBuffersAreRefused", WrongBuffersAreRefused},

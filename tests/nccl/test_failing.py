@@ -42,6 +42,7 @@ def test_a_late_rank_is_named(
     if not is_first:
         assert run()[0, 0] == 3
     monkeypatch.setattr(jaxcoll.config, "timeout_s", 0.3)
+    monkeypatch.setattr(jaxcoll.config, "compile_timeout_s", 0.3)
     lateness_s = 1.5
     num_known = len(_cuda.failures())
     with pytest.raises(jaxcoll.CollectiveError) as caught, jaxcoll.watch():

@@ -80,14 +80,22 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_devices(const std::int64_t* ids, const std:
 /// See jaxcoll::cuda::Callbacks; each null or to be there for ever.
 JAXCOLL_EXPORT void jaxcoll_cuda_set_callbacks(
     int (*exchange_id)(const std::int64_t*, std::size_t, std::int64_t, char*, char*, std::size_t),
-    void (*site_text)(std::uint64_t, char*, std::size_t), void (*report)(const char*)) {
-  Engine::Get().SetCallbacks(
-      {.exchange_id = exchange_id, .site_text = site_text, .report = report});
+    void (*site_text)(std::uint64_t, char*, std::size_t), int (*is_anyone_excused)(),
+    void (*report)(const char*)) {
+  Engine::Get().SetCallbacks({.exchange_id = exchange_id,
+                              .site_text = site_text,
+                              .is_anyone_excused = is_anyone_excused,
+                              .report = report});
 }
 
 /// In nanoseconds; < 0: none.
 JAXCOLL_EXPORT void jaxcoll_cuda_set_timeout(std::int64_t timeout_ns) {
   Engine::Get().SetTimeout(timeout_ns);
+}
+
+/// The same where others may compile the program.
+JAXCOLL_EXPORT void jaxcoll_cuda_set_compile_timeout(std::int64_t timeout_ns) {
+  Engine::Get().SetCompileTimeout(timeout_ns);
 }
 
 /// Whether programs fail on the device whose calls were aborted (1, as without this call), or go on
