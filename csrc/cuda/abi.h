@@ -44,10 +44,12 @@ struct Runtime {
   int (*set_device)(int device);
   int (*stream_create_with_flags)(Stream* stream, unsigned flags);
   int (*stream_synchronize)(Stream stream);
+  int (*stream_query)(Stream stream);
   int (*stream_wait_event)(Stream stream, Event event, unsigned flags);
   int (*event_create_with_flags)(Event* event, unsigned flags);
   int (*event_record)(Event event, Stream stream);
   int (*event_query)(Event event);
+  int (*malloc)(void** data, std::size_t bytes);
   int (*memcpy_async)(void* to, const void* from, std::size_t bytes, int kind, Stream stream);
   int (*memset_async)(void* to, int value, std::size_t bytes, Stream stream);
   int (*thread_exchange_capture_mode)(int* mode);

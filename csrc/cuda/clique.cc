@@ -125,7 +125,10 @@ Status Clique::ConnectLocal(const NcclId& id, std::int64_t timeout_ns) {
   if (status.ok()) {
     status = BeginCommunicators(id);
   }
-  return status.ok() ? AwaitNccl(timeout_ns) : status;
+  if (status.ok()) {
+    status = AwaitNccl(timeout_ns);
+  }
+  return status.ok() ? WarmUp(timeout_ns) : status;
 }
 
 Status Clique::MakeTools() {
@@ -190,16 +193,69 @@ Status Clique::AwaitNccl(std::int64_t timeout_ns) const {
         break;
       }
       if (*state != kNcclInProgress) {
-        return libraries().OfNccl("ncclCommInitRankConfig", *state);
+        return libraries().OfNccl("connecting", *state);
       }
-      if (timeout_ns >= 0 && NowNs() - begun_ns >= timeout_ns) {
-        return DeadlineExceeded("no communicator of devices " + Listed(devices_) +
-                                ": NCCL has not connected them within " + SecondsText(timeout_ns));
+      if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
+        return status;
       }
       std::this_thread::sleep_for(kLookEvery);
     }
   }
   return {};
+}
+
+Status Clique::WarmUp(std::int64_t timeout_ns) {
+  const Runtime& runtime = libraries().runtime;
+  const Nccl& nccl = libraries().nccl;
+  std::vector<void*> words;  // not freed, which would wait for all that the device does
+  for (const auto& seat : seats_) {
+    if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaSetDevice", error);
+    }
+    if (const int error = runtime.malloc(&words.emplace_back(), sizeof(std::int32_t));
+        error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaMalloc", error);
+    }
+  }
+  if (const int result = nccl.group_start(); result != kNcclSuccess) {
+    return libraries().OfNccl("ncclGroupStart", result);
+  }
+  int result = kNcclSuccess;
+  for (std::size_t i = 0; i < seats_.size() && HasTaken(result); ++i) {
+    result = nccl.all_reduce(words[i], words[i], 1, NcclType::kI32, NcclOp::kSum,
+                             seats_[i]->comm.handle(), seats_[i]->side_stream);
+  }
+  if (const int ended = nccl.group_end(); HasTaken(result)) {
+    result = ended;
+  }
+  if (!HasTaken(result)) {
+    return libraries().OfNccl("ncclAllReduce", result);
+  }
+  const std::int64_t begun_ns = NowNs();
+  if (Status status = AwaitNccl(timeout_ns); !status.ok()) {
+    return status;
+  }
+  for (const auto& seat : seats_) {
+    int error = runtime.stream_query(seat->side_stream);
+    for (; error == kCudaErrorNotReady; error = runtime.stream_query(seat->side_stream)) {
+      if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
+        return status;
+      }
+      std::this_thread::sleep_for(kLookEvery);
+    }
+    if (error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaStreamQuery", error);
+    }
+  }
+  return {};
+}
+
+Status Clique::CheckWait(std::int64_t begun_ns, std::int64_t timeout_ns) const {
+  if (timeout_ns < 0 || NowNs() - begun_ns < timeout_ns) {
+    return {};
+  }
+  return DeadlineExceeded("no communicator of devices " + Listed(devices_) +
+                          ": NCCL has not connected them within " + SecondsText(timeout_ns));
 }
 
 Status Clique::Failure() const {

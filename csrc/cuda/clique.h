@@ -140,11 +140,14 @@ class Clique {
   [[nodiscard]] const Libraries& libraries() const { return *surroundings_.libraries; }
   Status Connect(std::int64_t timeout_ns);
   Status ConnectLocal(const NcclId& id, std::int64_t timeout_ns);
+  [[nodiscard]] Status CheckWait(std::int64_t begun_ns, std::int64_t timeout_ns) const;
   void GiveUp();
   Status MakeTools();
   Status BeginCommunicators(const NcclId& id);
   /// Waits until NCCL has done what it was called for on all seats.
   Status AwaitNccl(std::int64_t timeout_ns) const;
+  /// A first call, of some bytes: NCCL connects the ranks and allocates then.
+  Status WarmUp(std::int64_t timeout_ns);
   [[nodiscard]] std::string MissingText() const;
   [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
 

@@ -55,10 +55,12 @@ std::string FindRuntime(const std::vector<std::string>& paths, Runtime& runtime)
   library.Find("cudaSetDevice", runtime.set_device);
   library.Find("cudaStreamCreateWithFlags", runtime.stream_create_with_flags);
   library.Find("cudaStreamSynchronize", runtime.stream_synchronize);
+  library.Find("cudaStreamQuery", runtime.stream_query);
   library.Find("cudaStreamWaitEvent", runtime.stream_wait_event);
   library.Find("cudaEventCreateWithFlags", runtime.event_create_with_flags);
   library.Find("cudaEventRecord", runtime.event_record);
   library.Find("cudaEventQuery", runtime.event_query);
+  library.Find("cudaMalloc", runtime.malloc);
   library.Find("cudaMemcpyAsync", runtime.memcpy_async);
   library.Find("cudaMemsetAsync", runtime.memset_async);
   library.Find("cudaThreadExchangeStreamCaptureMode", runtime.thread_exchange_capture_mode);

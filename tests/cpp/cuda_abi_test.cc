@@ -40,6 +40,8 @@ SAME(Runtime::get_device, cudaGetDevice);
 SAME(Runtime::set_device, cudaSetDevice);
 SAME(Runtime::stream_create_with_flags, cudaStreamCreateWithFlags);
 SAME(Runtime::stream_synchronize, cudaStreamSynchronize);
+SAME(Runtime::stream_query, cudaStreamQuery);
+static_assert(kCallable<decltype(Runtime::malloc), cudaError_t (*)(void**, size_t)>);
 static_assert(kCallable<decltype(Runtime::stream_wait_event),
                         cudaError_t (*)(cudaStream_t, cudaEvent_t, unsigned)>);
 static_assert(

@@ -206,13 +206,13 @@ void TreesAreReducedInPlaceInOneGroup(Context& context) {
     const std::vector<Ints> before = ints;
     std::vector<std::vector<float>> floats(p, {1, 2, 3, 4});
     Ints none;
+    AllSucceed(context, OnRanks(p, [&](int rank) { return site->Initialize(rank, nullptr); }));
     TakeLog();
     AllSucceed(context, OnRanks(p, [&](int rank) {
                  const auto at = static_cast<std::size_t>(rank);
-                 Status status = site->Initialize(rank, nullptr);
                  const std::array in{In(ints[at]), In(none), In(floats[at])};
                  const std::array out{Out(ints[at]), Out(none), Out(floats[at])};
-                 return status.ok() ? site->Execute(rank, nullptr, in, out) : status;
+                 return site->Execute(rank, nullptr, in, out);
                }));
     const std::string log = TakeLog();
     context.Expect(Lines(log, "all_reduce") == 2 * p && Lines(log, "type 7 op 0 grouped") == p,
@@ -480,8 +480,10 @@ void CommunicatorsAreMadeOnceAndTogether(Context& context) {
                }));
   }
   std::string log = TakeLog();
-  context.Expect(Lines(log, "get_unique_id") == 1 && Lines(log, "grouped") == 4,
+  context.Expect(Lines(log, "get_unique_id") == 1 && Lines(log, "init rank") == 4,
                  [&] { return log; });
+  // A first call of each, all in one group.
+  context.Expect(Lines(log, "all_reduce 1 type 2 op 0 grouped") == 4, [&] { return log; });
   for (int rank = 0; rank < 4; ++rank) {
     const std::string line = "init rank " + std::to_string(rank) + " of 4 on device " +
                              std::to_string(rank) + " grouped";

@@ -93,6 +93,7 @@ def test_a_tree_is_one_group(gpus: Log):
     with _decisions.recording() as recording:
         jax.block_until_ready(jax.jit(f)(tree))
     lines = [line for line in gpus().splitlines() if "all_reduce" in line]
+    lines = [line for line in lines if " all_reduce 1 " not in line]  # with which NCCL connects
     assert len(lines) == 6
     assert all(line.endswith("grouped") for line in lines)
     (row,) = recording.decisions
