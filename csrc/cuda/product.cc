@@ -1,5 +1,7 @@
 #include "cuda/product.h"
 
+#include <map>      // std::map
+#include <mutex>    // std::mutex
 #include <string>   // std::string, std::to_string
 #include <utility>  // std::swap
 
@@ -25,6 +27,29 @@ BlasCompute ComputeOf(const ProductShape& shape) {
   }
   return shape.operand == DType::kF32 && shape.allows_tf32 ? BlasCompute::kF32FastTF32
                                                            : BlasCompute::kF32;
+}
+
+Status Checked(const char* function, int result) {
+  return result == kBlasSuccess
+             ? Status{}
+             : Internal(std::string(function) + ": cuBLASLt error " + std::to_string(result));
+}
+
+/// The handle of the current device, which all its products share. Never destroyed: that waits for
+/// the device, and may come after the end of CUDA.
+Status FindHandle(const Libraries& libraries, BlasHandle& handle) {
+  static std::mutex mutex;
+  static auto* const handles = new std::map<int, BlasHandle>();
+  int device = 0;
+  if (const int error = libraries.runtime.get_device(&device); error != kCudaSuccess) {
+    return libraries.OfRuntime("cudaGetDevice", error);
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  BlasHandle& known = (*handles)[device];
+  Status status =
+      known == nullptr ? Checked("cublasLtCreate", libraries.blas.create(&known)) : Status{};
+  handle = known;
+  return status;
 }
 
 /// Frees a preference at the end of its scope.
@@ -56,13 +81,6 @@ Product::~Product() {
   if (description_ != nullptr) {
     blas_->description_destroy(description_);
   }
-  // Not the handle: to destroy it waits for the device, and may come after the end of CUDA.
-}
-
-Status Product::Check(const char* function, int result) const {
-  return result == kBlasSuccess
-             ? Status{}
-             : Internal(std::string(function) + ": cuBLASLt error " + std::to_string(result));
 }
 
 // cuBLASLt's matrices lie column by column, where a row-major matrix is its own transpose: what it
@@ -73,10 +91,10 @@ Status Product::Plan(const Libraries& libraries, const ProductShape& shape,
   const Blas& blas = libraries.blas;
   workspace_bytes_ = workspace_bytes;
   is_double_ = shape.operand == DType::kF64;
-  Status status = Check("cublasLtCreate", blas.create(&handle_));
+  Status status = FindHandle(libraries, handle_);
   const auto then = [&](const char* function, const auto& call) {
     if (status.ok()) {
-      status = Check(function, call());
+      status = Checked(function, call());
     }
   };
   const BlasType scale = is_double_ ? BlasType::kF64 : BlasType::kF32;
@@ -156,9 +174,9 @@ Status Product::Enqueue(Stream stream, const void* x, const void* w, void* y, bo
   const double beta64 = adds ? 1 : 0;
   const void* const alpha = is_double_ ? static_cast<const void*>(&alpha64) : &alpha32;
   const void* const beta = is_double_ ? static_cast<const void*>(&beta64) : &beta32;
-  return Check("cublasLtMatmul", blas_->matmul(handle_, description_, alpha, w, layout_w_, x,
-                                               layout_x_, beta, y, layout_y_, y, layout_y_,
-                                               &algorithm_, workspace, workspace_bytes_, stream));
+  return Checked("cublasLtMatmul", blas_->matmul(handle_, description_, alpha, w, layout_w_, x,
+                                                 layout_x_, beta, y, layout_y_, y, layout_y_,
+                                                 &algorithm_, workspace, workspace_bytes_, stream));
 }
 
 }  // namespace jaxcoll::cuda

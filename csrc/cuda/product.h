@@ -46,8 +46,6 @@ class Product {
                  void* workspace) const;
 
  private:
-  Status Check(const char* function, int result) const;
-
   const Blas* blas_ = nullptr;
   BlasHandle handle_ = nullptr;
   BlasObject description_ = nullptr;

@@ -464,6 +464,16 @@ void MatrixProductsOfRings(Context& context) {
   }
 }
 
+void ProductsOfADeviceShareAHandle(Context& context) {
+  OpenEngine();
+  TakeLog();
+  for (int product = 0; product < 2; ++product) {
+    MultiplyInRing(context, {.num_ranks = 2, .rows = 2, .inner = 2, .columns = 2});
+  }
+  const std::string log = TakeLog();
+  context.Expect(Lines(log, "blas handle") <= 2, [&] { return log; });
+}
+
 // ---- Communicators ------------------------------------------------------------------------------
 
 std::unique_ptr<Operation> SmallGather(std::size_t p) { return std::make_unique<AllGather>(4, p); }
@@ -940,6 +950,7 @@ int main(int argc, char** argv) {
           {"CopiesGoWhereTheyBelong", CopiesGoWhereTheyBelong},
           {"RingsSendWhatIsThere", RingsSendWhatIsThere},
           {"MatrixProductsOfRings", MatrixProductsOfRings},
+          {"ProductsOfADeviceShareAHandle", ProductsOfADeviceShareAHandle},
           {"CommunicatorsAreMadeOnceAndTogether", CommunicatorsAreMadeOnceAndTogether},
           {"DevicesStartTogether", DevicesStartTogether},
           {"OneThatIsNotPreparedFailsAll", OneThatIsNotPreparedFailsAll},
