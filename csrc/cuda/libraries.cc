@@ -7,13 +7,21 @@ namespace {
 
 // With CUDA 12 came what JAX needs, too.
 constexpr int kMinRuntime = 12000;
-// The first that knows all of NcclConfig.
-constexpr int kMinNccl = 21800;
+// The first with NCCL_LAUNCH_ORDER_IMPLICIT, without which a call of ours and one of XLA's on the
+// same devices can wait for each other. For NcclConfig and the functions 2.18 would do.
+constexpr int kMinNccl = 22600;
 
 /// An opened library, and why it can't be used.
 class Library {
  public:
   explicit Library(const std::vector<std::string>& paths) : problem_("no path is known") {
+    for (const std::string& path : paths) {
+      handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+      if (handle_ != nullptr) {
+        problem_.clear();
+        return;
+      }
+    }
     std::string errors;
     for (const std::string& path : paths) {
       handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

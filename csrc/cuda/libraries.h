@@ -12,7 +12,8 @@
 
 namespace jaxcoll::cuda {
 
-/// Where to look: of each library some paths or names for dlopen, the first that opens counts.
+/// Where to look: of each library some paths or names for dlopen. The first that is open already
+/// counts, wherever JAX has found it; else the first that opens.
 struct LibraryPaths {
   std::vector<std::string> runtime;
   std::vector<std::string> driver;

@@ -8,6 +8,7 @@
 #include <chrono>      // std::chrono
 #include <cstddef>     // std::byte, std::size_t
 #include <cstdint>     // std::int32_t, std::int64_t
+#include <filesystem>  // std::filesystem
 #include <functional>  // std::function
 #include <memory>      // std::make_unique, std::unique_ptr
 #include <numeric>     // std::iota
@@ -169,6 +170,25 @@ void LibrariesSayWhatIsMissing(Context& context) {
   context.Expect(libraries.Open(paths).ok(), "the collectives need no cuBLASLt");
   expect(libraries.blas_problem, "no path");
   context.Expect(NcclVersionText(22707) == "2.27.7", "NCCL's version");
+  const auto set_version = OfFake<void (*)(int)>("fake_cuda_set_nccl_version");
+  set_version(22506);
+  expect(problem(FakePaths()), "NCCL is 2.25.6, older than 2.26.0");
+  set_version(22707);
+}
+
+void WhatIsOpenAlreadyIsTaken(Context& context) {
+  const auto opened = OfFake<int (*)(int*)>("ncclGetVersion");
+  const std::string copy = std::string(FAKE_CUDA) + ".copy";
+  std::filesystem::copy_file(FAKE_CUDA, copy, std::filesystem::copy_options::overwrite_existing);
+  LibraryPaths paths = FakePaths();
+  paths.nccl = {copy, FAKE_CUDA};
+  Libraries libraries;
+  context.Expect(libraries.Open(paths).ok() && libraries.nccl.get_version == opened,
+                 "another copy of a library that is there");
+  paths.nccl = {copy};
+  context.Expect(libraries.Open(paths).ok() && libraries.nccl.get_version != opened,
+                 "the copy is one of its own");
+  std::filesystem::remove(copy);
 }
 
 void ReductionsAreThoseOfNccl(Context& context) {
@@ -945,6 +965,7 @@ int main(int argc, char** argv) {
   const int status = RunTests(
       {
           {"LibrariesSayWhatIsMissing", LibrariesSayWhatIsMissing},
+          {"WhatIsOpenAlreadyIsTaken", WhatIsOpenAlreadyIsTaken},
           {"ReductionsAreThoseOfNccl", ReductionsAreThoseOfNccl},
           {"TreesAreReducedInPlaceInOneGroup", TreesAreReducedInPlaceInOneGroup},
           {"CopiesGoWhereTheyBelong", CopiesGoWhereTheyBelong},

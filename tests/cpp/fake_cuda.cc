@@ -301,6 +301,7 @@ thread_local int depth = 0;
 thread_local std::vector<Op> queue;
 thread_local std::vector<ncclComm*> begun;    // communicators
 thread_local std::vector<ncclComm*> entered;  // those that the group is about
+std::atomic<int> nccl_version{22707};
 std::atomic<bool> holds_aborts{false};
 std::atomic<bool> holds_records{false};
 
@@ -500,6 +501,8 @@ EXPORT void fake_cuda_stall(ncclComm* comm) { comm->is_stalled = true; }
 /// The end of a group takes so long.
 EXPORT void fake_cuda_linger(ncclComm* comm, int milliseconds) { comm->linger_ms = milliseconds; }
 
+EXPORT void fake_cuda_set_nccl_version(int version) { nccl_version = version; }
+
 /// Whether cudaEventRecord waits, as for a stream that is full.
 EXPORT void fake_cuda_hold_records(bool holds) { holds_records = holds; }
 
@@ -624,7 +627,7 @@ EXPORT int cuLaunchKernel(CUfunc_st* /*function*/, unsigned grid_x, unsigned /*g
 // ---- NCCL ---------------------------------------------------------------------------------------
 
 EXPORT int ncclGetVersion(int* version) {
-  *version = 22707;
+  *version = nccl_version;
   return 0;
 }
 EXPORT const char* ncclGetErrorString(int /*result*/) { return "fake NCCL error"; }
