@@ -333,6 +333,9 @@ def _exchange_id(
     return 1 if problem else 0
 
 
+_GAVE_UP = "gave up: "
+
+
 def exchange(
     devices: Sequence[int],
     generation: int,
@@ -342,6 +345,8 @@ def exchange(
     """Hands rank 0's id to the processes of a group when all have come; says why that failed.
 
     Who comes says so, and the process of rank 0 says the id with it: to wait for all is to have it.
+    Then each says that it has it, or why not, and waits for all once more. So who goes on to NCCL
+    finds the others there, unless one of them ends in that moment.
     """
     client = _compat.distributed_client()
     if client is None:
@@ -351,20 +356,41 @@ def exchange(
         return f"JAX has no devices {missing}"
     me, _ = _compat.process_id_and_count()
     root = process_of[devices[0]]
+    others = sorted({process_of[device] for device in devices} - {me})
     group = hashlib.sha256(repr(list(devices)).encode()).hexdigest()[:16]
     key = f"jaxcoll/cuda/{generation}/{group}"
-    client.key_value_set(f"{key}/{me}", own_id().hex() if me == root else "here")
     # The others may still compile the program.
     limits = (config.timeout_s, config.compile_timeout_s)
     limit_s = max(_DAY_S if limit is None else limit for limit in limits)
-    for process in sorted({process_of[device] for device in devices} - {me}):
+
+    client.key_value_set(f"{key}/{me}", own_id().hex() if me == root else "here")
+    said, problem = _ask(
+        client, f"{key}/%d", others, limit_s, "has not begun a program with a collective over them"
+    )
+    client.key_value_set(f"{key}/then/{me}", _GAVE_UP + problem if problem else "has all")
+    if problem:
+        return problem
+    then, problem = _ask(
+        client, f"{key}/then/%d", others, limit_s, "has not got an answer from all the others"
+    )
+    for process, text in then.items():
+        if text.startswith(_GAVE_UP):
+            return f"process {process} {text}"
+    if problem is None and me != root:
+        take_id(bytes.fromhex(said[root]))
+    return problem
+
+
+def _ask(
+    client: Any, key: str, processes: Sequence[int], limit_s: float, has_not: str
+) -> tuple[dict[int, str], str | None]:
+    """Returns what processes say under `key`, and who does not."""
+    said: dict[int, str] = {}
+    until = time.monotonic() + limit_s
+    for process in processes:
+        left_ms = max(1, int((until - time.monotonic()) * 1000))
         try:
-            said = client.blocking_key_value_get(f"{key}/{process}", int(limit_s * 1000))
+            said[process] = client.blocking_key_value_get(key % process, left_ms)
         except jax.errors.JaxRuntimeError as error:
-            return (
-                f"process {process} has not begun a program with a collective over them within "
-                f"{limit_s:g} s ({error})"
-            )
-        if process == root:
-            take_id(bytes.fromhex(said))
-    return None
+            return said, f"process {process} {has_not} within {limit_s:g} s ({error})"
+    return said, None

@@ -77,6 +77,31 @@ def test_a_process_that_does_not_come_is_named(exchange: Any, monkeypatch: pytes
     assert all(text in said for said in found.values())
 
 
+def test_one_that_comes_too_late_learns_why(exchange: Any, monkeypatch: pytest.MonkeyPatch):
+    """And does not wait inside NCCL for those that have given up."""
+    monkeypatch.setattr(jaxcoll.config, "timeout_s", 0.1)
+    monkeypatch.setattr(jaxcoll.config, "compile_timeout_s", 0.1)
+    exchange([0, 2, 4], [0, 2])
+    (said,) = exchange([0, 2, 4], [1]).values()
+    assert said.startswith("process 0 gave up: process 1 has not begun a program")
+
+
+def test_one_that_ends_between_is_named(exchange: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxcoll.config, "timeout_s", 0.2)
+    monkeypatch.setattr(jaxcoll.config, "compile_timeout_s", 0.2)
+
+    class Ending(Store):
+        def key_value_set(self, key: str, value: str) -> None:
+            if not key.endswith("/then/1"):
+                super().key_value_set(key, value)
+
+    store = Ending()
+    monkeypatch.setattr(_compat, "distributed_client", lambda: store)
+    found = exchange([0, 2], [0, 1])
+    assert found[0].startswith("process 1 has not got an answer from all the others within 0.2 s")
+    assert found[1] == b"id of 0"
+
+
 def test_devices_that_jax_does_not_know(exchange: Any):
     assert "JAX has no devices [9]" in exchange([0, 9], [0])[0]
 
