@@ -48,7 +48,8 @@ Seat& Clique::SeatOf(int ordinal) const {
                         [&](const auto& seat) { return seat->ordinal == ordinal; });
 }
 
-Status Clique::Join(int ordinal, Stream stream, std::int64_t timeout_ns) {
+Status Clique::Join(int ordinal, Stream stream, const Limits& limits) {
+  const std::int64_t timeout_ns = limits.first_timeout_ns;
   if (is_ready()) {
     return {};
   }
@@ -67,7 +68,7 @@ Status Clique::Join(int ordinal, Stream stream, std::int64_t timeout_ns) {
   if (joined_.size() == seats_.size() && state_.load() == State::kWaiting) {
     state_.store(State::kConnecting);
     lock.unlock();
-    const Status connected = Connect(timeout_ns);
+    const Status connected = Connect(limits.timeout_ns);
     lock.lock();
     if (failure_.ok()) {
       failure_ = connected;

@@ -75,9 +75,9 @@ class Clique {
   ~Clique() = default;
 
   /// Returns when the device can communicate, or why it can't. The first time this waits for the
-  /// other local devices up to `timeout_ns` (< 0: for ever), and for `stream`: a collective that is
+  /// other local devices, up to `limits.first_timeout_ns`, and for `stream`: a collective that is
   /// still under way could wait for a kernel that CUDA holds back while NCCL allocates.
-  Status Join(int ordinal, Stream stream, std::int64_t timeout_ns);
+  Status Join(int ordinal, Stream stream, const Limits& limits);
 
   /// The seat of a local device that has joined.
   [[nodiscard]] Seat& SeatOf(int ordinal) const;

@@ -113,10 +113,7 @@ void Engine::Watch() {
       }
     }
     for (const auto& clique : cliques) {
-      const Limits limits{.timeout_ns = timeout_ns_.load(),
-                          .first_timeout_ns = first_timeout_ns(),
-                          .is_anyone_excused = &Engine::IsAnyoneExcused};
-      if (clique->Look(NowNs(), limits) && callbacks_.report != nullptr) {
+      if (clique->Look(NowNs(), limits()) && callbacks_.report != nullptr) {
         callbacks_.report(clique->Failure().message.c_str());
       }
       if (clique->ClaimsAbort()) {
@@ -147,10 +144,13 @@ void Engine::StartThread(std::function<void()> work) {
   }).detach();
 }
 
-std::int64_t Engine::first_timeout_ns() const {
+Limits Engine::limits() const {
   const std::int64_t timeout_ns = timeout_ns_.load();
   const std::int64_t compile_timeout_ns = compile_timeout_ns_.load();
-  return timeout_ns < 0 || compile_timeout_ns < 0 ? -1 : std::max(timeout_ns, compile_timeout_ns);
+  const bool has_none = timeout_ns < 0 || compile_timeout_ns < 0;
+  return {.timeout_ns = timeout_ns,
+          .first_timeout_ns = has_none ? -1 : std::max(timeout_ns, compile_timeout_ns),
+          .is_anyone_excused = &Engine::IsAnyoneExcused};
 }
 
 bool Engine::IsAnyoneExcused() {

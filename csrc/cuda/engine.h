@@ -52,8 +52,7 @@ class Engine {
   void SetCompileTimeout(std::int64_t timeout_ns) { compile_timeout_ns_.store(timeout_ns); }
   /// Whether programs fail on the device whose calls were aborted; of groups that are made later.
   void SetTraps(bool traps) { traps_.store(traps); }
-  /// How long the first run of a site waits.
-  [[nodiscard]] std::int64_t first_timeout_ns() const;
+  [[nodiscard]] Limits limits() const;
 
   /// CUDA's numbers of the local devices in some groups of global ids.
   [[nodiscard]] std::set<int> LocalOf(const std::vector<std::vector<std::int64_t>>& groups);

@@ -25,7 +25,7 @@ Status Site::Initialize(int ordinal, Stream stream) {
       return status;
     }
   }
-  Status status = place.clique->Join(ordinal, stream, engine_.first_timeout_ns());
+  Status status = place.clique->Join(ordinal, stream, engine_.limits());
   if (place.is_ready) {
     return status;
   }
@@ -79,7 +79,7 @@ Status Site::Prepare(Place& place, int ordinal) {
 }
 
 Status Site::Start(Place& place, int ordinal, const Status& prepared) {
-  const std::int64_t timeout_ns = engine_.first_timeout_ns();
+  const std::int64_t timeout_ns = engine_.limits().first_timeout_ns;
   Status status = place.start->Arrive(
       ordinal, prepared,
       {.timeout_ns = timeout_ns,
@@ -101,7 +101,7 @@ Status Site::Start(Place& place, int ordinal, const Status& prepared) {
 template <typename Call>
 Status Site::RunFirst(Place& place, int ordinal, const Call& call) {
   Clique& clique = *place.clique;
-  const std::int64_t timeout_ns = engine_.first_timeout_ns();
+  const std::int64_t timeout_ns = engine_.limits().first_timeout_ns;
   const LocalMeeting::Terms terms{
       .timeout_ns = timeout_ns,
       .interruption = [&] { return clique.Failure(); },

@@ -898,12 +898,14 @@ void MakingCommunicatorsIsInterrupted(Context& context) {
   engine.SetCallbacks({.exchange_id = [](const std::int64_t*, std::size_t, std::int64_t, char*,
                                          char*, std::size_t) { return 0; }});
   engine.SetTimeout(100'000'000);
+  engine.SetCompileTimeout(kLong);  // all have come by then
   TakeLog();
   Site site(engine, 7, {{kFirstId, 99}}, SmallGather(2));  // 99 is another process's
   ExpectInAll(context, {site.Initialize(0, nullptr)},
               "no communicator of devices 40, 99: NCCL has not connected them within 0.1 s");
   const std::string log = LogUntil(1, "abort");
   context.Expect(Lines(log, "abort rank 0") == 1 && Lines(log, "inside") == 0, [&] { return log; });
+  engine.SetCompileTimeout(0);
   engine.SetCallbacks({});
 }
 
