@@ -775,6 +775,34 @@ MUTANTS = [
         "      return status;",
         ("cuda", "OneThatDoesNotCallIsNamed"),
     ),
+    Mutant(
+        "a device waits for the others that load their kernels",
+        "csrc/cuda/site.cc",
+        "  Status status = place.start->Arrive(\n      ordinal, prepared,",
+        "  Status status = LocalMeeting({ordinal}).Arrive(\n      ordinal, prepared,",
+        ("cuda", "DevicesStartTogether"),
+    ),
+    Mutant(
+        "a call returns when NCCL has put it on the stream",
+        "csrc/cuda/communicator.h",
+        "    return status.ok() ? Await(libraries) : status;",
+        "    return status;",
+        ("cuda", "CallsThatNcclHoldsUpAreLate"),
+    ),
+    Mutant(
+        "nothing is aborted while a thread is inside NCCL",
+        "csrc/cuda/communicator.cc",
+        "  if (inside && handle_ != nullptr) {",
+        "  if (handle_ != nullptr) {",
+        ("cuda", "NothingIsAbortedUnderAThreadInsideNccl"),
+    ),
+    Mutant(
+        "the process's end does not wait for an abort",
+        "csrc/cuda/engine.cc",
+        "constexpr auto kStopPatience = std::chrono::seconds(2);",
+        "constexpr auto kStopPatience = std::chrono::seconds(60);",
+        ("cuda", "WhatFailsIsReportedWhateverAbortsTake"),
+    ),
 ]
 
 
