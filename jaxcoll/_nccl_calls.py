@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
@@ -34,7 +35,10 @@ def all_reduce(ctx: Context, operands: Sequence[Any], reduction: str, groups: Gr
     ops = {way.op for way in found}
     if len(ops) > 1:
         return "the leaves need different reductions of NCCL's"
-    leaves = [_converted(operand, way.dtype) for operand, way in zip(operands, found, strict=True)]
+    leaves = [
+        _sent(ctx, operand, way, aval)
+        for operand, way, aval in zip(operands, found, ctx.avals_in, strict=True)
+    ]
     attributes = {
         "op": REDUCE_OPS[ops.pop()],
         "dtypes": [DTYPES[way.dtype] for way in found],
@@ -81,15 +85,53 @@ def _carried(aval: Any, reduction: str, ranks: int) -> Carried | str:
     return problem or carried(aval.dtype.name, reduction, ranks)
 
 
+def _sent(ctx: Context, x: ir.Value, way: Carried, aval: Any) -> ir.Value:
+    """Returns what travels."""
+    if way.bits_of is None:
+        return _converted(x, way.dtype)
+    x = _converted(x, way.bits_of)
+    return _computed(ctx, lambda y: _as_integers(y, way.op), x, aval, (way.bits_of, way.dtype))
+
+
 def _finished(ctx: Context, x: ir.Value, way: Carried, aval: Any, ranks: int) -> ir.Value:
     """Divides what is to be divided, and returns the result in the dtype of `aval`."""
+    if way.bits_of is not None:
+        x = _computed(ctx, _as_floats, x, aval, (way.dtype, way.bits_of))
     if way.divides:
-        wide = aval.update(dtype=np.dtype(way.dtype) if way.dtype != "bfloat16" else aval.dtype)
-        context = ctx.replace(avals_in=[wide], avals_out=[wide])
-        with _compat.without_varying_axes():
-            divide = mlir.lower_fun(lambda y: y / ranks, multiple_results=False)
-            (x,) = divide(_compat.untyped(context), x)
+        dtype = aval.dtype if way.dtype == "bfloat16" else way.dtype
+        x = _computed(ctx, lambda y: y / ranks, x, aval, (dtype, dtype))
     return _converted(x, aval.dtype)
+
+
+def _computed(
+    ctx: Context, f: Callable[[Any], Any], x: ir.Value, aval: Any, dtypes: tuple[Any, Any]
+) -> ir.Value:
+    """Returns f(x), of the shape of `aval`; dtypes of x and of the result."""
+    before, after = (aval.update(dtype=np.dtype(dtype)) for dtype in dtypes)
+    context = _compat.untyped(ctx.replace(avals_in=[before], avals_out=[after]))
+    with _compat.without_varying_axes():
+        (y,) = mlir.lower_fun(f, multiple_results=False)(context, x)
+    return y
+
+
+def _as_integers(x: Any, op: str) -> Any:
+    """Maps floats to integers in the same order; NaN to the one that wins."""
+    bits = lax.bitcast_convert_type(x, np.dtype(f"int{8 * x.dtype.itemsize}"))
+    limits = np.iinfo(bits.dtype)
+    winner = lax.full_like(bits, limits.max if op == "max" else limits.min)
+    return lax.select(lax.ne(x, x), winner, _turned(bits))
+
+
+def _as_floats(x: Any) -> Any:
+    """Maps what `_as_integers` gives back."""
+    return lax.bitcast_convert_type(_turned(x), np.dtype(f"float{8 * x.dtype.itemsize}"))
+
+
+def _turned(bits: Any) -> Any:
+    """Turns the order of negative floats' bits around; and that back."""
+    limits = np.iinfo(bits.dtype)
+    is_negative = lax.shift_right_arithmetic(bits, lax.full_like(bits, limits.bits - 1))
+    return lax.bitwise_xor(bits, lax.bitwise_and(is_negative, lax.full_like(bits, limits.max)))
 
 
 # ---- Copies --------------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ class Carried:
         dtype: of what travels.
         op: NCCL's reduction, by our name.
         divides: whether the result is to be divided by the number of ranks.
+        bits_of: floats whose bits travel, as integers in the same order.
     """
 
     dtype: str
     op: str
     divides: bool = False
+    bits_of: str | None = None
 
 
 # NCCL has no 16-bit integers; a sum or product wraps around alike in 32 bits.
@@ -29,7 +31,8 @@ def carried(dtype: str, op: str, ranks: int) -> Carried | str:
 
     As csrc/cuda/reductions.h: NCCL's mean multiplies by 1 / ranks before it adds, which is exact
     for powers of two alone. NCCL rounds half precision at every step, and so twice from three
-    ranks on; there it travels as float32.
+    ranks on; there it travels as float32. NCCL's max and min of floats drop NaN, XLA's don't; NaN
+    is the first or last of the integers that travel instead.
     """
     if op in ("and", "or") and dtype != "bool":
         return f"NCCL has no bitwise {op!r}"
@@ -37,6 +40,9 @@ def carried(dtype: str, op: str, ranks: int) -> Carried | str:
         return f"bool has no native {op}"
     if dtype.startswith("complex") and op == "prod":
         return f"NCCL has no product of {dtype}"
+    if op in ("max", "min") and (dtype.startswith("float") or dtype in HALF_PRECISION):
+        floats = "float32" if dtype in HALF_PRECISION else dtype
+        return Carried(floats.replace("float", "int"), op, bits_of=floats)
     divides = op == "mean" and ranks & (ranks - 1) != 0
     if dtype in HALF_PRECISION and op in ("sum", "mean", "prod") and ranks > 2:
         dtype = "float32"

@@ -440,7 +440,7 @@ def _call_on_gpus(
 def _allows_tf32() -> bool:
     """Tells whether a matmul of XLA's would round float32 to TF32 here, as it does by default."""
     precision = str(jax.config.jax_default_matmul_precision or "default").lower()
-    return precision not in ("highest", "float32")
+    return precision not in ("highest", "float32", "f32_f32_f32")
 
 
 def _as_it_lies(operand: Any) -> tuple[Any, bool]:

@@ -67,6 +67,24 @@ def test_half_precision_is_rounded_once(gpus: Log):
     assert "type 7 " in gpus()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float64])
+def test_max_and_min_of_nan_and_others(dtype: Any, gpus: Log):
+    """NCCL's own drop NaN."""
+    del gpus
+    values = np.array([np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 2e-38, -2e-38, 1.5, -2.5, -1.5])
+    xs = np.stack([np.roll(values, i) for i in range(3)]).astype(dtype)
+
+    def both(x: Any) -> Any:
+        return jaxcoll.all_reduce(x, "x", op="max"), jaxcoll.all_reduce(x, "x", op="min")
+
+    with jax.enable_x64(True):
+        f = jax.shard_map(both, mesh=mesh(3), in_specs=jax.P("x"), out_specs=jax.P())
+        most, least = jax.jit(f)(xs)
+    wide = xs.astype(np.float64)
+    assert_same(most, np.maximum.reduce(wide)[None].astype(dtype))
+    assert_same(least, np.minimum.reduce(wide)[None].astype(dtype))
+
+
 def test_auto_is_lax_until_it_is_measured(gpus: Log, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_cuda, "IS_MEASURED", False)
     del gpus
@@ -168,7 +186,8 @@ def test_the_program_for_cuda(gpus: Log):
         ("float32", "mean", 3, ("float32", "sum", True)),
         ("bfloat16", "sum", 2, ("bfloat16", "sum", False)),
         ("bfloat16", "sum", 3, ("float32", "sum", False)),
-        ("bfloat16", "max", 3, ("bfloat16", "max", False)),
+        ("bfloat16", "max", 3, ("int32", "max", False, "float32")),
+        ("float64", "min", 2, ("int64", "min", False, "float64")),
         ("float16", "mean", 6, ("float32", "sum", True)),
         ("int16", "min", 2, ("int32", "min", False)),
         ("bool", "or", 2, ("bool", "or", False)),
