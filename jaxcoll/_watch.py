@@ -339,8 +339,11 @@ class _Thread(threading.Thread):
             core = _native.core()
             if is_excused or (core is not None and core.is_anyone_excused()):
                 before = now
-            self._look(now, now - before)
-            self._tell(now, phase, stack, is_excused)
+            try:
+                self._look(now, now - before)
+                self._tell(now, phase, stack, is_excused)
+            except Exception:  # the next look may succeed
+                logger.warning("jaxcoll: a look at what is watched failed", exc_info=True)
             before = now
 
     def _look(self, now: float, passed_s: float) -> None:
@@ -375,16 +378,15 @@ class _Thread(threading.Thread):
             self._report(each, why, cards)
 
     def _report(self, watched: _Watched, why: str, cards: dict[int, dict[str, Any]]) -> None:
-        lines = [
-            f"jaxcoll: {watched.name} has not ended within {watched.waited_s:.1f} s ({why})",
-            watched.listing(),
-            "this process:",
-            stacks.look(watched.thread).stack,
-            *self._behind(cards),
-        ]
+        late = f"jaxcoll: {watched.name} has not ended within {watched.waited_s:.1f} s"
+        lines = [f"{late} ({why})", "this process:", stacks.look(watched.thread).stack]
+        lines += self._behind(cards)
         with contextlib.suppress(RuntimeError, OSError):
             lines.append(f"dumped to {dumps.dump()}")
         logger.error("%s", "\n".join(line for line in lines if line))
+        # To trace a step can take longer than XLA waits.
+        if listing := watched.listing():
+            logger.error("jaxcoll: the collectives of %s:\n%s", watched.name, listing)
 
     # ---- The other processes ---------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """`error_info`, and what the texts of the engine's errors say, as fields."""
 
 import dataclasses
-import math
 import re
 from typing import Literal, NamedTuple
 
@@ -43,7 +42,8 @@ class MissingRank:
         pid: that process's id; None in a job of one process.
         state: `running`, `stopped`, `gone`, `leaving` or `not there yet`; `running` in a job of one
             process.
-        last_call: the call that it waits in or has ended last, as a text; empty where not known.
+        last_call: the call that it waits in, and the one that it has ended last, as a text; empty
+            where not known.
     """
 
     rank: int
@@ -202,9 +202,9 @@ _OF_A_CALLBACK = "error calling callback"
 # First lines of what the user knows.
 _seen: set[str] = set()
 # What nobody has told the user, by first lines, and how many failures there were then.
-_unseen: dict[str, tuple[float, str]] = {}
-# The failures up to this one followed from what the user knows.
-_num_settled = 0
+_unseen: dict[str, tuple[int | None, str]] = {}
+# How many there were when a callback's error was raised, from which the last of them had followed.
+_settled: set[int | None] = set()
 
 
 def note_seen(text: str) -> None:
@@ -216,26 +216,21 @@ def note_seen(text: str) -> None:
 def note_raised(text: str, num_failures: int) -> None:
     """Notes that JAX raises an error, the engine's or a callback's, after so many failures.
 
-    Where a callback has raised, the other ranks waited in vain: that error is the first cause.
+    Where a callback has raised, the other ranks waited in vain: that error is the first cause of
+    the last failure, or of some that were found at once; of others the user may know nothing.
     """
-    global _num_settled
     if _steps.awaits_here():
         return
     if _MARK in text:
         note_seen(text.partition(_MARK)[2])
     elif _OF_A_CALLBACK in text:
-        _num_settled = num_failures
+        _settled.add(num_failures)
 
 
-def note_unseen(text: str, num_failures: float = math.inf) -> None:
+def note_unseen(text: str, num_failures: int | None = None) -> None:
     """Notes that a call has failed, of the engine's one of so many; somebody may get it yet."""
     if _line(text) not in _seen:
         _unseen[_line(text)] = num_failures, text
-
-
-def num_settled() -> int:
-    """Returns how many of the first failures the user knows the cause of."""
-    return _num_settled
 
 
 def unseen() -> list[str]:
@@ -243,7 +238,7 @@ def unseen() -> list[str]:
     return [
         text
         for line, (number, text) in _unseen.items()
-        if line not in _seen and number > _num_settled
+        if line not in _seen and number not in _settled
     ]
 
 

@@ -97,8 +97,7 @@ class _Watcher(threading.Thread):
         self._failure, self._num_asked = failure, asked
         on_gpus = _cuda.failures()[self._num_on_gpus :]
         self._num_on_gpus += len(on_gpus)
-        known = min(max(before[0], errors.num_settled()), failure[0])
-        of_engine = self._core.failures(known)
+        of_engine = self._core.failures(before[0])
         for text in of_engine:
             errors.note_unseen(text, failure[0])
         for text in on_gpus:
