@@ -314,24 +314,22 @@ std::string CallSite::Describe(const UnderWay& call, const std::vector<UnderWay>
     }
     return list;
   };
-  // Where those may be whose device is not known.
+  // Where those may be that have not been in a call of this run.
   std::set<std::int64_t> others = DevicesIn(box);
-  std::size_t num_unknown = 0;
   for (const std::vector<Place>* places : {&call.arrived, &call.missing}) {
     for (const Place& place : *places) {
       others.erase(place.device);
-      num_unknown += place.device < 0 ? 1 : 0;
     }
   }
   std::string doing;
   std::vector<std::int64_t> devices;
   for (const Place& place : call.missing) {
-    const bool is_the_other = place.device < 0 && num_unknown == 1 && others.size() == 1;
-    const std::int64_t device = is_the_other ? *others.begin() : place.device;
-    if (device >= 0 || others.empty()) {
-      doing +=
-          "\n  rank " + std::to_string(place.rank) + ": " + LastCallText(box, {device}, NowNs());
-      devices.push_back(device);
+    doing += "\n  rank " + std::to_string(place.rank) + ": ";
+    if (place.device < 0) {
+      doing += others.empty() ? "no call yet" : "no call in this run yet";
+    } else {
+      doing += LastCallText(box, {place.device}, NowNs());
+      devices.push_back(place.device);
     }
   }
   // For whom these wait in turn.

@@ -91,6 +91,9 @@ RanksThere FindRanks(const BlackBox& box, std::uint64_t group, std::uint64_t sit
   RanksThere ranks;
   for (const CallRecord& record : RecordsIn(box)) {
     if (record.group != group) {
+      if (record.site == site) {
+        ranks.elsewhere.insert(record.device);
+      }
       continue;
     }
     ranks.device_of[record.rank] = record.device;
@@ -108,6 +111,9 @@ std::string LastCallOfRank(const BlackBox& box, const RanksThere& ranks, std::in
   }
   std::set<std::int64_t> devices = DevicesIn(box);
   for (const auto& [other, device] : ranks.device_of) {
+    devices.erase(device);
+  }
+  for (const std::int64_t device : ranks.elsewhere) {
     devices.erase(device);
   }
   return LastCallText(box, devices, now_ns);

@@ -25,6 +25,7 @@ std::string LastCallText(const BlackBox& box, const std::set<std::int64_t>& devi
 struct RanksThere {
   std::set<std::int64_t> in_call;                  ///< have come to the call, and wait in it
   std::map<std::int64_t, std::int64_t> device_of;  ///< by rank, of those that have called
+  std::set<std::int64_t> elsewhere;                ///< devices in another group of the site
 };
 RanksThere FindRanks(const BlackBox& box, std::uint64_t group, std::uint64_t site,
                      std::int64_t execution);
