@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+import pytest
 from plans import batch, loss_fn, of_linen
 from training import assert_same, assert_trained_as
 
@@ -38,6 +39,7 @@ def assert_goes_on(found: tuple[Any, list[float]], undisturbed: tuple[Any, list[
     assert_trained_as((state.params, state.opt_state), (wanted.params, wanted.opt_state))
 
 
+@pytest.mark.full
 def test_from_one_triple_to_another_and_back(tmp_path: pathlib.Path):
     """Five layers on two stages of two chunks: stored in another order, with room for more."""
     with jax.enable_x64(True):

@@ -67,14 +67,16 @@ def test_what_does_not_fit_together_is_refused_by_all(backend: str):
 
 
 @needs_native
-@pytest.mark.parametrize("devices", [2, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("devices", [2, 1])
 def test_a_process_without_a_next_batch(devices: int):
     lines = run_job("batches.py", "leaving", processes=2, devices=devices, expect=None)
     (said,) = [line for line in lines[0] if line.startswith("left: ")]
     assert re.match(r"left: shard_batch: the processes could not compare: .*process 1", said), said
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("devices", [2, 1])
 @pytest.mark.parametrize("loader", ["numpy", "grain", "datasets"])
 def test_loaders_of_shares(loader: str, devices: int, tmp_path):
     if importlib.util.find_spec(loader) is None:

@@ -82,7 +82,8 @@ def test_processes_that_compile_at_different_times(processes, devices, cache, tm
         assert_all(lines, "all rounds are right")
 
 
-@pytest.mark.parametrize("ops", ["some", pytest.param("all", marks=full)])
+@full
+@pytest.mark.parametrize("ops", ["some", "all"])
 def test_the_same_on_lax(ops: str):
     lines = run_job("values.py", ops, processes=2, devices=2, JAXCOLL_BACKEND="lax")
     assert_all(lines, "all values are right")

@@ -142,6 +142,7 @@ def shown(output: str) -> dict[int, dict[str, str]]:
     return ranks
 
 
+@pytest.mark.full
 def test_a_script_finds_what_python_would_give_it(tmp_path: pathlib.Path):
     path = script(tmp_path / "folder", SHOW)
     # What would hide Python's own modules, if the current folder were searched.
@@ -181,6 +182,7 @@ def test_a_script_finds_what_python_would_give_it(tmp_path: pathlib.Path):
             assert f"rank {number} on CPUs {cpus.split(',')[0]}-" in line
 
 
+@pytest.mark.full
 def test_a_module(tmp_path: pathlib.Path):
     path = script(tmp_path, SHOW, "package/module.py")
     done = run(tmp_path, "-n", "1", "--no-bind", "-m", "package.module", "-m", "x")

@@ -72,6 +72,7 @@ def test_a_full_dev_shm():
             assert re.search(warning, done.stderr), done.stderr
 
 
+@full
 def test_one_that_may_not_read_the_others_memory_decides_for_all():
     """As in a container. Process 1 is refused each reading, so that a single one would fail."""
     lines = run_job("segments.py", "unread", processes=2, devices=2)
