@@ -286,6 +286,7 @@ def test_an_error_that_follows_from_a_callback_of_the_users():
         "print(g(np.float32([1, 2, 3])))\n"
         "if 'after' in sys.argv:\n"
         "    g(np.float32([1, 2, 30]))\n"
+        "    time.sleep(2)\n"  # no thread of Python's is to come back when Python has ended
     )
     for also, code in (("nothing", 0), ("before", 1), ("after", 1)):
         done = subprocess.run(

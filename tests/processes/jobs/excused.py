@@ -56,7 +56,7 @@ def after(what, step=step):
     except jaxcoll.CollectiveError as error:
         info = jaxcoll.error_info(error)
         assert info is not None
-        return f"{info.kind}: rank {info.missing[0].rank}, {info.text.splitlines()[2:3]}"
+        return f"{info.kind}: rank {info.missing[0].rank}, {info.text.splitlines()[1:]}"
 
 
 def compile_slowly():
