@@ -1,8 +1,7 @@
-"""The timeline of a job from its dumps: for Perfetto, as a table, and as a picture."""
+"""The timeline of a job from its dumps: for Perfetto, and as tables."""
 
 import collections
 import dataclasses
-import itertools as it
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,13 +51,16 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step over all devices: as the n-th one counts the n-th execution of a program on each.
+    """A step: an execution of a program, on all devices whose calls met in it.
 
     Attributes:
-        number: from 1, in the timeline.
-        ms: to the end of its last call from that of the step before, or, of the first step, from
-            its first call: what delays a call is of the call's step.
-        exposed: the share of this time in which a device was in calls, the mean over devices.
+        number: from 1, in the timeline, in the order of ends.
+        ms: to the end of its last call from that of the step before, of whichever of its devices
+            had ended that first, or, of the first step, from its first call: what delays a call is
+            of the call's step.
+        exposed: the share of this time in which a device was in calls, the mean over its devices.
+        overlap: the share of the time of its calls that passed beside others of them on the device,
+            or beside a matmul's own work.
         last: the device that came last by most, over the calls of the step; None: nobody waited.
         late_ms: how much later than the first one, over these calls.
     """
@@ -66,6 +68,7 @@ class Step:
     number: int
     ms: float
     exposed: float
+    overlap: float
     last: Place | None
     late_ms: float
 
@@ -169,7 +172,7 @@ def write(dumps: Dumps, path: Path) -> None:
     part.replace(path)
 
 
-# ---- Table and picture ---------------------------------------------------------------------------
+# ---- Tables --------------------------------------------------------------------------------------
 
 
 def rows(dumps: Dumps) -> list[Row]:
@@ -182,16 +185,16 @@ def rows(dumps: Dumps) -> list[Row]:
         num_last[calls[-1].place] += 1
         late_ns[calls[-1].place] += calls[-1].arrived - calls[-2].arrived
     found = []
-    for place, own in _by_place(dumps).items():
+    for place, own in _by_place(_whole(dumps)).items():
         begins = [calls[0].arrived for calls in _steps_of(own)]
-        span = max(call.resumed for call in own) - own[0].arrived
+        span = _end(own) - own[0].arrived
         waiting = moving = 0
         for call in own:
             meeting = _meeting(call, last_of)
             waiting += meeting - call.arrived
             moving += call.resumed - meeting
         covered = _covered(_spans(own, last_of, dumps))
-        total = waiting + moving
+        total = _total(own)
         found.append(
             Row(
                 place=place,
@@ -210,42 +213,79 @@ def rows(dumps: Dumps) -> list[Row]:
 
 
 def steps(dumps: Dumps) -> list[Step]:
-    """Returns the steps, in order."""
+    """Returns the steps, in the order of their ends."""
+    step_of = _joined(dumps)
+    parts: dict[_Run, list[Call]] = collections.defaultdict(list)
+    for call in _whole(dumps):
+        parts[step_of[_run(call)]].append(call)
     meetings = _meetings(dumps)
     last_of = {calls[-1].key: calls[-1] for calls in meetings}
-    number_of: dict[int, int] = {}  # by the id of a call
-    ends: dict[int, int] = collections.Counter()
-    exposed: dict[int, list[float]] = collections.defaultdict(list)
-    for own in _by_place(dumps).values():
-        begin = own[0].arrived
-        for number, part in enumerate(_steps_of(own), 1):
-            end = max(begin + 1, *(call.resumed for call in part))
-            exposed[number].append(min(1.0, _covered(_spans(part, last_of, dumps)) / (end - begin)))
-            number_of.update((id(call), number) for call in part)
-            ends[number] = max(ends[number], end)
-            begin = end
-    late_ns: dict[int, dict[Place, int]] = collections.defaultdict(collections.Counter)
+    late_ns: dict[_Run, dict[Place, int]] = collections.defaultdict(collections.Counter)
     for first, *_, last in meetings:
-        if last.arrived > first.arrived and id(last) in number_of:
-            late_ns[number_of[id(last)]][last.place] += last.arrived - first.arrived
+        if last.arrived > first.arrived and last.moved and last.resumed:
+            late_ns[step_of[_run(last)]][last.place] += last.arrived - first.arrived
     found = []
-    before = min((call.arrived for call in dumps.calls), default=0)
-    for number, end in ends.items():
-        late = late_ns[number]
+    before: dict[Place, int] = {}  # when the last step that it took part in had ended, everywhere
+    for step, calls in sorted(parts.items(), key=lambda part: _end(part[1])):
+        own_of = _by_place(calls)
+        end = _end(calls)
+        begin = min(before.get(place, own[0].arrived) for place, own in own_of.items())
+        before |= dict.fromkeys(own_of, end)
+        spans = [_spans(own, last_of, dumps) for own in own_of.values()]
+        in_calls = [_covered([(max(begin, b), e) for b, e in own]) for own in spans]
+        total = _total(calls)
+        late = late_ns[step]
         last = max(late, key=late.__getitem__, default=None)
-        late_ms = late[last] * 1e-6 if last else 0.0
-        mean = statistics.fmean(exposed[number])
-        found.append(Step(number, (end - before) * 1e-6, mean, last, late_ms))
-        before = end
+        found.append(
+            Step(
+                number=len(found) + 1,
+                ms=(end - begin) * 1e-6,
+                exposed=statistics.fmean(in_calls) / max(1, end - begin),
+                overlap=1 - sum(map(_covered, spans)) / total if total else 0.0,
+                last=last,
+                late_ms=late[last] * 1e-6 if last else 0.0,
+            )
+        )
     return found
 
 
-def _by_place(dumps: Dumps) -> dict[Place, list[Call]]:
-    """Returns the calls of each device that are whole, in their order."""
+# An execution of a program in a process.
+_Run = tuple[int, int]
+
+
+def _run(call: Call) -> _Run:
+    return call.place.process, call.run
+
+
+def _joined(dumps: Dumps) -> dict[_Run, _Run]:
+    """Returns for each execution in a process one that stands for all that calls of it met.
+
+    Processes number theirs for themselves, and one can make more than another.
+    """
+    up = {_run(call): _run(call) for call in dumps.calls}
+
+    def root(run: _Run) -> _Run:
+        while up[run] != run:
+            up[run] = run = up[up[run]]
+        return run
+
+    for first, *others in _meetings(dumps):
+        for other in others:
+            up[root(_run(other))] = root(_run(first))
+    return {run: root(run) for run in up}
+
+
+def _whole(dumps: Dumps) -> list[Call]:
+    """Returns the calls that are whole, in their order."""
+    calls = sorted(dumps.calls, key=lambda call: call.arrived)
+    return [call for call in calls if call.moved and call.resumed]
+
+
+def _by_place(calls: Iterable[Call]) -> dict[Place, list[Call]]:
+    """Returns the calls of each device, in their order."""
     found: dict[Place, list[Call]] = collections.defaultdict(list)
-    for call in sorted(dumps.calls, key=lambda call: call.arrived):
-        if call.moved and call.resumed:
-            found[call.place].append(call)
+    for call in calls:
+        found[call.place].append(call)
     return dict(sorted(found.items(), key=lambda item: (item[0].process, item[0].device)))
 
 
@@ -272,12 +312,24 @@ def _spans(
 
 
 def _steps_of(own: list[Call]) -> list[list[Call]]:
-    """Returns the calls of each execution of a program."""
-    return [list(part) for _, part in it.groupby(own, key=lambda call: call.run)]
+    """Returns the calls of each execution of a program, which others may overlap."""
+    found: dict[int, list[Call]] = collections.defaultdict(list)
+    for call in own:
+        found[call.run].append(call)
+    return list(found.values())
+
+
+def _end(calls: Iterable[Call]) -> int:
+    return max(call.resumed for call in calls)
+
+
+def _total(calls: Iterable[Call]) -> int:
+    """Returns how long calls took, each for itself."""
+    return sum(call.resumed - call.arrived for call in calls)
 
 
 def _gaps(begins: list[int], own: list[Call]) -> list[int]:
-    ends = [*begins[1:], max(call.resumed for call in own)]
+    ends = [*begins[1:], _end(own)]
     gaps = [end - begin for begin, end in zip(begins, ends, strict=True)]
     return gaps[:-1] or gaps  # the last one has no next step
 
@@ -313,62 +365,15 @@ def slowest(found: list[Step]) -> list[Step]:
 
 def slowest_table(found: list[Step]) -> str:
     """Returns the slowest of these steps as text."""
-    lines = ["slowest steps  step ms  exposed  last to come  late ms"]
+    lines = ["slowest steps  step ms  exposed  overlap  last to come  late ms"]
     lines += [
-        f"{step.number:13} {step.ms:8.3f} {step.exposed:8.0%} "
-        f"{_name(step.last) if step.last else '-':>13} {step.late_ms:8.1f}"
+        f"{step.number:13} {step.ms:8.3f} {step.exposed:8.0%} {step.overlap:8.0%} "
+        f"{name_of(step.last) if step.last else '-':>13} {step.late_ms:8.1f}"
         for step in slowest(found)
     ]
     return "\n".join(lines)
 
 
-def _name(place: Place) -> str:
+def name_of(place: Place) -> str:
+    """Returns a device as `process.device`."""
     return f"{place.process}.{place.device}"
-
-
-def draw(found: list[Row], all_steps: list[Step], path: Path) -> None:
-    """Draws the steps, what one of each device is made of, and how late each came.
-
-    Needs matplotlib.
-    """
-    from matplotlib.figure import Figure
-
-    names = [_name(row.place) for row in found]
-    figure = Figure(figsize=(max(5.0, 1.5 + 0.6 * len(found)), 7.5), layout="constrained")
-    times, steps, late = figure.subplots(3, 1, height_ratios=(2, 2, 1))
-    times.plot([s.number for s in all_steps], [s.ms for s in all_steps], color="#888888", lw=1)
-    for place, step in enumerate(slowest(all_steps)):
-        told = f"{step.number}" + (f", {_name(step.last)} last" if step.last else "")
-        side = -1 if step.number > len(all_steps) / 2 else 1
-        times.plot([step.number], [step.ms], "o", ms=4, color="#b0563b")
-        times.annotate(
-            told,
-            (step.number, step.ms),
-            (5 * side, 9 * (_SLOWEST - 1 - place)),  # of neighbours each can be read
-            textcoords="offset points",
-            fontsize=8,
-            ha="right" if side < 0 else "left",
-        )
-    times.margins(y=0.25)
-    times.set_xlabel("step")
-    times.set_ylabel("ms")
-    times.set_ylim(bottom=0)
-    bottom = [0.0] * len(found)
-    for label, color, values in (
-        ("waiting for ranks", "#b0563b", [row.waiting_ms for row in found]),
-        ("moving data", "#1b7837", [row.moving_ms for row in found]),
-        (
-            "outside of calls",
-            "#cccccc",
-            [max(0.0, row.step_ms - row.waiting_ms - row.moving_ms) for row in found],
-        ),
-    ):
-        steps.bar(names, values, bottom=bottom, label=label, color=color)
-        bottom = [a + b for a, b in zip(bottom, values, strict=True)]
-    steps.set_ylabel("ms of a step")
-    steps.margins(y=0.25)
-    steps.legend(fontsize=8, ncols=3, loc="upper center")
-    late.bar(names, [row.late_ms for row in found], color="#7b7b9d")
-    late.set_ylabel("ms that others\nwaited for it")
-    late.set_xlabel("process.device")
-    figure.savefig(path, dpi=110)

@@ -19,7 +19,7 @@ import numpy as np
 from jaxcoll import _compat
 from jaxcoll._config import logger
 from jaxcoll._steps import await_steps
-from jaxcoll.diagnosis import black_box, dumps, timeline, watcher
+from jaxcoll.diagnosis import black_box, dumps, picture, timeline, watcher
 from jaxcoll.diagnosis.black_box import CALL, BlackBox
 from jaxcoll.diagnosis.records import dumps_of
 
@@ -92,8 +92,9 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     script. One track for each device: a slice for each call, with waiting (for the ranks that had
     not come) told from moving, its operands and source line, and arrows from the rank that came
     last. Beside it a picture, `.png`, where matplotlib is installed; and tables are printed: what a
-    step of each device is made of, who the others wait for, and the slowest steps. On one host all
-    clocks are one; over several hosts they are those of the day, and as far apart as these.
+    step of each device is made of, who the others wait for, and the slowest steps. A step is an
+    execution of a program, on all devices whose calls met in it. On one host all clocks are one;
+    over several hosts they are those of the day, and as far apart as these.
 
     Cost: a thread looks every 2 ms for new calls, and keeps about 100 bytes of each.
 
@@ -224,7 +225,7 @@ def finish(parts: dict[int, dict[str, Any]], path: Path) -> None:
     print(timeline.table(found), timeline.slowest_table(steps), sep="\n", flush=True)
     said = f"timeline: {path}"
     try:
-        timeline.draw(found, steps, path.with_suffix(".png"))
+        picture.draw(found, steps, path.with_suffix(".png"))
         said += f", picture: {path.with_suffix('.png')}"
     except ModuleNotFoundError:
         said += " (no picture: matplotlib is not installed)"

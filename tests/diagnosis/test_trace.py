@@ -15,7 +15,7 @@ from checks import mapped, mesh, native_missing, zero_late
 
 import jaxcoll
 from jaxcoll import _compat
-from jaxcoll.diagnosis import dumps, timeline, trace
+from jaxcoll.diagnosis import dumps, picture, timeline, trace
 from jaxcoll.diagnosis.records import Call, Dumps, Place
 
 needs_engine = pytest.mark.skipif(native_missing() is not None, reason="there is nothing to record")
@@ -109,7 +109,7 @@ def test_what_an_earlier_block_has_left_is_of_no_timeline(tmp_path, monkeypatch,
         return {file.name.rpartition(".")[2] for file in tmp_path.iterdir()}
 
     monkeypatch.setattr(trace, "_PARTS_S", 0.0)
-    monkeypatch.setattr(timeline, "draw", lambda *_: None)
+    monkeypatch.setattr(picture, "draw", lambda *_: None)
     job("an older one")
     block(1)
     assert left() == {"process_1"}
@@ -214,11 +214,53 @@ def test_the_slowest_steps_by_hand(tmp_path):
     assert steps[16] == slow
     assert {(step.ms, step.late_ms) for step in steps[1:16]} == {(10, 0)}
     (line, *others) = timeline.slowest_table(steps).splitlines()[1:]
-    assert line.split() == ["17", "100.000", "47%", "1.0", "90.0"]
+    assert line.split() == ["17", "100.000", "47%", "0%", "1.0", "90.0"]
     assert len(others) == 2
     assert timeline.steps(dumps_of()) == []
-    timeline.draw(timeline.rows(dumps_of(*calls)), steps, tmp_path / "t.png")
-    timeline.draw([], [], tmp_path / "nothing.png")
+    picture.draw(timeline.rows(dumps_of(*calls)), steps, tmp_path / "t.png")
+    picture.draw([], [], tmp_path / "nothing.png")
+
+
+def test_a_step_is_what_met():
+    """Process 1 makes two programs more, and numbers its runs from elsewhere."""
+    calls, begin = [], 1000
+    for step in range(1, 21):
+        if step in (1, 8):  # alone, as an evaluation
+            calls.append(call(1, begin, begin, begin + 5, run=200 + step, execution=-step))
+        late = 40 if step == 13 else 6 if step == 8 else 1
+        calls += [
+            call(0, begin, begin, begin + late + 4, run=step, execution=step),
+            call(1, begin + late, 0, begin + late + 4, run=100 + step, execution=step),
+        ]
+        begin += late + 5
+    steps = timeline.steps(dumps_of(*calls))
+    assert [step.number for step in steps] == [*range(1, 23)]
+    (slow, *_) = timeline.slowest(steps)
+    assert (slow.number, slow.ms, slow.last, slow.late_ms) == (15, 45, Place(1, 0), 40)
+    assert slow.exposed == pytest.approx((44 + 4) / 90)
+    assert {step.ms for step in steps[15:]} == {6}
+    alone = [step for step in steps if step.last is None]
+    assert [step.ms for step in alone] == [5, 6]
+    assert all(step.ms > 0 for step in steps)
+
+
+def test_steps_at_once():
+    """Two executions on the same devices, whose calls are made in turn."""
+    calls = [
+        call(process, 1000 + begin, 0, 1000 + end, run=run, execution=execution)
+        for process in (0, 1)
+        for run, execution, begin, end in [
+            (1, 1, 0, 10),
+            (2, 2, 5, 30),
+            (1, 3, 10, 20),
+            (2, 4, 20, 40),
+        ]
+    ]
+    first, second = timeline.steps(dumps_of(*calls))
+    assert (first.ms, first.exposed, first.overlap) == (20, 1, 0)
+    assert (second.ms, second.exposed) == (20, 1)
+    assert second.overlap == pytest.approx(1 - 35 / 45)
+    assert {row.steps for row in timeline.rows(dumps_of(*calls))} == {2}
 
 
 def test_what_overlaps_counts_once_and_has_tracks_of_its_own():
