@@ -334,14 +334,14 @@ class _Thread(threading.Thread):
         while True:
             time.sleep(_LOOK_S)
             now = time.monotonic()
-            phase, stack, _ = stacks.look()
-            is_excused = phase == black_box.COMPILING or now < max([0.0, *_pauses])
+            seen = stacks.look()
+            is_excused = seen.phase == black_box.COMPILING or now < max([0.0, *_pauses])
             core = _native.core()
             if is_excused or (core is not None and core.is_anyone_excused()):
                 before = now
             try:
                 self._look(now, now - before)
-                self._tell(now, phase, stack, is_excused)
+                self._tell(now, seen, is_excused)
             except Exception:  # the next look may succeed
                 logger.warning("jaxcoll: a look at what is watched failed", exc_info=True)
             before = now
@@ -390,11 +390,11 @@ class _Thread(threading.Thread):
 
     # ---- The other processes ---------------------------------------------------------------------
 
-    def _tell(self, now: float, phase: int, stack: str, is_excused: bool) -> None:
+    def _tell(self, now: float, seen: stacks.Look, is_excused: bool) -> None:
         """Tells the others how far this process is, when that changes and not often."""
         if now - self._told_at < _TELL_S or not jax.distributed.is_initialized():
             return
-        about = {"begun": self.begun, "phase": black_box.PHASES[phase], "stack": stack}
+        about = {"begun": self.begun, "phase": black_box.PHASES[seen.phase], "stack": seen.stack}
         card = json.dumps({**about, "is_excused": is_excused})
         self._told_at = now
         if card != self._told:

@@ -4,6 +4,7 @@ import dataclasses
 import linecache
 import os
 import sys
+import sysconfig
 import threading
 from types import FrameType
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from jaxcoll.diagnosis import black_box
 
 _JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "")
 _OWN = os.path.dirname(os.path.dirname(__file__))
+_PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 # Of files in jax/_src, by what a frame in them means.
 _COMPILES = (
     "compiler.py",
@@ -52,11 +54,14 @@ class Look(NamedTuple):
         phase: one of black_box's.
         stack: the main thread's, those of callbacks, and of others that compile or await results.
         callbacks: threads that are in one.
+        functions: of the main thread and of those in callbacks, by thread, but for Python's own:
+            who polls is in the same ones.
     """
 
     phase: int
     stack: str
     callbacks: int
+    functions: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
 
 # What others than the main thread do, of which to say more.
@@ -74,17 +79,21 @@ def look(thread: int | None = None) -> Look:
     main = threads.pop(main_thread if thread not in threads else thread, [])
     phase = _phase_of(main)
     own = {thread.ident for thread in threading.enumerate() if thread.name.startswith("jaxcoll-")}
-    others = [(_phase_of(frames), frames) for t, frames in threads.items() if t not in own]
+    others = [(_phase_of(frames), t, frames) for t, frames in threads.items() if t not in own]
     stack = [_text_of(main)]
     for of_others, name in _OTHERS.items():
-        stack += [f"{name}:\n{_text_of(frames)}" for of, frames in others if of == of_others]
-    callbacks = sum(of == black_box.CALLBACK for of, _ in others)
+        stack += [f"{name}:\n{_text_of(frames)}" for of, _, frames in others if of == of_others]
+    in_callbacks = {t: frames for of, t, frames in others if of == black_box.CALLBACK}
+    callbacks = len(in_callbacks)
+    functions = [(t, _functions_of(frames)) for t, frames in sorted(in_callbacks.items())]
+    functions.append((main_thread, _functions_of(main)))
     if callbacks and phase == black_box.AWAITING:
         phase = black_box.CALLBACK
     # One that computes nothing itself may wait for that thread; it takes no longer than a compile.
-    if phase == black_box.PYTHON and any(of == black_box.COMPILING for of, _ in others):
+    if phase == black_box.PYTHON and any(of == black_box.COMPILING for of, *_ in others):
         phase = black_box.COMPILING
-    return Look(phase, "\n".join(stack), callbacks + (_phase_of(main) == black_box.CALLBACK))
+    callbacks += _phase_of(main) == black_box.CALLBACK
+    return Look(phase, "\n".join(stack), callbacks, tuple(functions))
 
 
 def all_threads() -> dict[str, str]:
@@ -131,6 +140,15 @@ def _phase_of(frames: list[_Frame]) -> int:
     if frames and (frames[0].file in {_JAX + file for file in _AWAITS} or frames[0].awaits):
         return black_box.AWAITING
     return black_box.PYTHON
+
+
+def _functions_of(frames: list[_Frame]) -> tuple[str, ...]:
+    """Returns where a thread is as long as it goes on in the same functions, wherever in these."""
+    return tuple(f"{f.file} {f.function}" for f in frames if not _is_of_python(f.file))
+
+
+def _is_of_python(file: str) -> bool:
+    return file.startswith(_PYTHON) and "-packages" not in file.removeprefix(_PYTHON)
 
 
 def _text_of(frames: list[_Frame]) -> str:

@@ -65,13 +65,14 @@ class Standstill:
 
     def __init__(self) -> None:
         self._still = Stillness()
-        self._seen: Look | None = None
+        self._where: tuple[int, object] | None = None
         self._begin(0.0)
 
     def look(self, seen: Look, now: float) -> str | None:
         """Returns what there is to say after another look, at the time `now`: once for a wait."""
-        is_another = seen != self._seen or now - self._last > LATE_S
-        self._last, self._seen = now, seen
+        where = (seen.phase, seen.functions)
+        is_another = where != self._where or now - self._last > LATE_S
+        self._last, self._where = now, where
         if seen.phase not in _WAITS or is_another:
             self._begin(now)
             return None

@@ -78,7 +78,7 @@ class _Watcher(threading.Thread):
     def _look(self) -> None:
         question = self._core.question()
         seen = stacks.look()
-        self._core.tell(*seen, question)
+        self._core.tell(seen.phase, seen.stack, seen.callbacks, question)
         self._dump_what_is_due()
         if (text := self._standstill.look(seen, time.monotonic())) is not None:
             logger.error("%s\n%s", text, self._dumped())

@@ -1,5 +1,6 @@
 """Stacks of threads that go on meanwhile."""
 
+import queue
 import subprocess
 import sys
 import threading
@@ -44,6 +45,48 @@ def test_a_thread_between_two_frames(tmp_path):
     looks, seen = map(int, done.stdout.split())
     assert looks > 10
     assert seen > 0
+
+
+def frames(*those: tuple[str, int, str]) -> list[stacks._Frame]:
+    """Of a thread, the innermost first."""
+    return [stacks._Frame(*each) for each in those]
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Sets what the main thread does, and others by their number."""
+
+    def do(main, **others):
+        number = threading.main_thread().ident
+        told = {number: main, **{int(name[1:]): those for name, those in others.items()}}
+        monkeypatch.setattr(stacks, "_frames", lambda: dict(told))
+        return stacks.look()
+
+    return do
+
+
+def test_a_callback_that_polls_stays_in_its_functions(threads):
+    awaits = frames((stacks._JAX + "array.py", 1, "_value"), ("train.py", 3, "main"))
+
+    def polls(line, *inside):
+        of_jax = (stacks._JAX + "callback.py", 9, "_flat_callback")
+        return frames(*inside, ("data.py", line, "load"), of_jax)
+
+    seen = threads(
+        awaits, t7=polls(12, (threading.__file__, 90, "wait"), (queue.__file__, 8, "get"))
+    )
+    assert (seen.phase, seen.callbacks) == (black_box.CALLBACK, 1)
+    later = threads(awaits, t7=polls(15))
+    assert later.functions == seen.functions
+    assert later.stack != seen.stack
+    for other in (
+        threads(awaits, t8=polls(15)),  # another thread's
+        threads(awaits, t7=polls(15, ("data.py", 20, "parse"))),
+        threads(awaits[:1], t7=polls(15)),
+        threads(awaits, t7=polls(15, ("lib/site-packages/queue.py", 20, "get"))),
+        threads(awaits, t7=polls(15, (stacks._PYTHON + "site-packages/a.py", 20, "get"))),
+    ):
+        assert other.functions != seen.functions
 
 
 def test_a_thread_that_compiles_counts_as_the_process():

@@ -12,8 +12,8 @@ from checks import native_missing
 from jaxcoll.diagnosis import black_box, standstill
 from jaxcoll.diagnosis.stacks import Look
 
-AWAITS = Look(black_box.AWAITING, "the stack", 0)
-CALLS_BACK = Look(black_box.CALLBACK, "the stack", 1)
+AWAITS = Look(black_box.AWAITING, "the stack", 0, ((1, ("main",)),))
+CALLS_BACK = Look(black_box.CALLBACK, "the stack", 1, ((7, ("load",)), (1, ("main",))))
 LIMIT_S = 10.0
 
 # Part of a result fails; to read it starts a collective of XLA's, in which one rank stands alone.
@@ -44,12 +44,12 @@ def waits(monkeypatch):
     monkeypatch.setattr(standstill.config, "_timeout_s", LIMIT_S)
 
     def look(seconds: float, *, seen: Look = AWAITS, period_s: float = 0.2, begin=0) -> list[float]:
-        """Returns when something was said; until `begin` the stack is another at each look."""
+        """Returns when something was said; until `begin` it is elsewhere at each look."""
         found, now = standstill.Standstill(), 0.0
         said = []
         while (now := now + period_s) < seconds:
-            moved = seen._replace(stack=f"{seen.stack} {now}") if now < begin else seen
-            if found.look(moved, now) is not None:
+            moved = seen._replace(functions=((7, (f"load {now}",)),)) if now < begin else seen
+            if found.look(moved._replace(stack=f"line {now}"), now) is not None:
                 said.append(now)
         return said
 
