@@ -48,9 +48,10 @@ def watch(fn: Callable[..., Any] | None = None) -> Any:
     steps, and what these do. Then a dump is written. A report ends nothing: XLA can't be
     interrupted. XLA itself ends a process whose CPU devices wait for one another in a collective of
     its own, after 40 s where nothing has set another limit (see `simulate_cpu_devices`): what waits
-    for results for three quarters of that, while nothing in the process computes, is reported
-    then. Time in which JAX compiles does not count, nor does that of `allow_pause`, of this
-    process or, where that is known, of others: on one host, or where they watch too.
+    for results for half of that, while nothing in the process computes or a thread is in one
+    callback, is reported then. Time in which JAX compiles does not count, nor does that of
+    `allow_pause`, of this process or, where that is known, of others: on one host, or where they
+    watch too.
 
     Args:
         fn: a step function, jitted or not. Without one this is a context manager.
@@ -291,7 +292,7 @@ def _shape(leaf: Any) -> Any:
 
 
 def _why_late(watched: _Watched, still_s: float) -> str | None:
-    """Returns why to report it, in a process that has not computed for so long, or None."""
+    """Returns why to report it, in a process that has stood still for so long, or None."""
     limit_s = config.timeout_s
     if limit_s is not None and watched.waited_s >= limit_s + _GRACE_S:
         return f"the limit is {limit_s} s"
@@ -301,8 +302,8 @@ def _why_late(watched: _Watched, still_s: float) -> str | None:
     if waited_s < standstill.limit_before_xlas_s():
         return None
     return (
-        "nothing in this process computes; if it stands in a collective of XLA's own, XLA ends it "
-        f"{xla_limit_s()} s after that began"
+        "nothing in this process computes, or a callback does not end; if it stands in a "
+        f"collective of XLA's own, XLA ends it {xla_limit_s()} s after its first device came there"
     )
 
 
@@ -340,13 +341,13 @@ class _Thread(threading.Thread):
             if is_excused or (core is not None and core.is_anyone_excused()):
                 before = now
             try:
-                self._look(now, now - before)
+                self._look(now, now - before, seen)
                 self._tell(now, seen, is_excused)
             except Exception:  # the next look may succeed
                 logger.warning("jaxcoll: a look at what is watched failed", exc_info=True)
             before = now
 
-    def _look(self, now: float, passed_s: float) -> None:
+    def _look(self, now: float, passed_s: float, seen: stacks.Look) -> None:
         with self._lock:
             watched = list(self._watched)
         for each in watched:
@@ -364,7 +365,7 @@ class _Thread(threading.Thread):
             self._still.begin(now - min(longest_s, standstill.SHORT_S))
             still_s = 0.0
         else:
-            still_s = self._still.look(now)
+            still_s = self._still.look(now, seen)
         for each in waiting:
             if each.is_reported or (why := _why_late(each, still_s)) is None:
                 continue

@@ -28,16 +28,22 @@ _BUSY = 3.0
 _IDLE = 0.25
 # Part of the time between two looks that the others have computed, where one of them was busy.
 _SHARE = 0.2
-# The engine's errors come first, and XLA's limit comes later.
+# The engine's errors come first, and XLA's limit comes later. That counts from when the first
+# device came to a collective, which is not seen: the rest is for what others computed after that.
 _GRACE_S = 3.0
-_OF_XLA = 0.75
+_OF_XLA = 0.5
 _WAITS = (black_box.AWAITING, black_box.CALLBACK)
 
 
 class Stillness:
-    """Since when nothing of this process computes, as looks several times a second show."""
+    """Since when nothing of this process computes, as looks several times a second show.
+
+    Or since when, whatever it computes, a thread has been in one callback: XLA does not wait for it
+    any longer than for one that sleeps.
+    """
 
     def __init__(self) -> None:
+        self._functions: object = None
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
@@ -46,16 +52,18 @@ class Stillness:
         self._spent_s = _spent_by_others_s()
         self._level = 0.0
 
-    def look(self, now: float) -> float:
+    def look(self, now: float, seen: Look) -> float:
         """Returns for how many seconds, after another look at the time `now`.
 
         While a call of the engine is open, whose errors say more, it begins anew, too.
         """
+        is_in_one_callback = _leaves_devices_waiting(seen) and seen.functions == self._functions
+        self._functions = seen.functions
         spent_s = _spent_by_others_s()
         has_spent = spent_s - self._spent_s > _SHARE * (now - self._last)
         self._last, self._spent_s = now, spent_s
         self._level = max(0.0, self._level + (1 if has_spent or _is_busy() else -_IDLE))
-        if self._level >= _BUSY or _is_in_a_call():
+        if (self._level >= _BUSY and not is_in_one_callback) or _is_in_a_call():
             self.begin(now)
         return now - self._since
 
@@ -78,7 +86,7 @@ class Standstill:
             return None
         if now - self._since < SHORT_S or self._is_told:
             return None
-        still_s = self._still.look(now)
+        still_s = self._still.look(now, seen)
         limit_s = limit_before_xlas_s()
         # A callback may take its time, but for what XLA would not wait for.
         if not seen.callbacks and config.timeout_s is not None:
@@ -88,8 +96,9 @@ class Standstill:
         self._is_told = True
         return (
             f"jaxcoll: this process has waited for results for {now - self._since:.1f} s and "
-            "computes nothing. It may stand in a collective of XLA's own, which ends the process "
-            f"{xla_limit_s()} s after it began.\n{_decisions.latest()}\nthis process:\n{seen.stack}"
+            f"{'is in one callback' if seen.callbacks else 'computes nothing'}. It may stand in a "
+            f"collective of XLA's own, which ends the process {xla_limit_s()} s after its first "
+            f"device came to it.\n{_decisions.latest()}\nthis process:\n{seen.stack}"
         )
 
     def _begin(self, now: float) -> None:
@@ -105,6 +114,11 @@ def limit_before_xlas_s() -> float:
     """
     is_ended = jax.default_backend() == "cpu" and jax.local_device_count() > 1
     return _OF_XLA * xla_limit_s() if is_ended else math.inf
+
+
+def _leaves_devices_waiting(seen: Look) -> bool:
+    """Tells whether there are callbacks, but not on every device: the others may wait for these."""
+    return 0 < seen.callbacks < jax.local_device_count()
 
 
 def _is_in_a_call() -> bool:

@@ -110,7 +110,7 @@ def test_a_stuck_callback_is_reported_before_xla_ends_the_process(how, caplog):
         thread.start()
         thread.join()
     (report,) = reports(caplog)
-    assert "if it stands in a collective of XLA's own, XLA ends it 1 s after that began" in report
+    assert "if it stands in a collective of XLA's own, XLA ends it 1 s after its" in report
     assert lists(caplog, "all_reduce")
     assert "in sleep" in report
     assert how == "step" or "in block\n" in report.partition("in a callback")[0]
@@ -177,12 +177,15 @@ def test_it_is_said_and_dumped_before_xla_ends_the_process(how, where, tmp_path)
 
 
 @pytest.mark.usefixtures("xlas_limit")
-def test_what_computes_or_is_not_jaxs_is_no_standstill(caplog):
-    def compute(x):
-        ends = time.monotonic() + SLEEP_S
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_callback_that_computes(goes_on, caplog):
+    """XLA does not wait for it any longer, if it goes on or not; who goes on is not suspected."""
+
+    def compute(x, left=24):
+        ends = time.monotonic() + (SLEEP_S / 24 if goes_on else SLEEP_S)
         while time.monotonic() < ends:
             pass
-        return x
+        return compute(x, left - 1) if goes_on and left > 1 else x
 
     def busy(x):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -191,6 +194,11 @@ def test_what_computes_or_is_not_jaxs_is_no_standstill(caplog):
     with jaxcoll.using(backend="lax"):
         step = jaxcoll.watch(jax.jit(mapped(busy, mesh(2))))
         jax.block_until_ready(step(np.ones((2, 3), np.float32)))
+    assert ["in compute" in report for report in reports(caplog)] == [True] * (not goes_on)
+
+
+@pytest.mark.usefixtures("xlas_limit")
+def test_what_is_not_jaxs_is_no_standstill(caplog):
     with jaxcoll.watch():
         time.sleep(SLEEP_S)
     assert not reports(caplog)
