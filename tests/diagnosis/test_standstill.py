@@ -1,5 +1,6 @@
 """A wait in one of XLA's own collectives, which the engine knows nothing of."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from jaxcoll.diagnosis.stacks import Look
 AWAITS = Look(black_box.AWAITING, "the stack", 0, ((1, ("main",)),))
 CALLS_BACK = Look(black_box.CALLBACK, "the stack", 1, ((7, ("load",)), (1, ("main",))))
 LIMIT_S = 10.0
+BLOCK = bytes(1 << 22)
 
 # Part of a result fails; to read it starts a collective of XLA's, in which one rank stands alone.
 STANDS = """
@@ -101,23 +103,26 @@ def test_what_has_computed_for_long_and_stands_still_then(waits, monkeypatch):
 
 @pytest.mark.parametrize("seen_by", ["the extension", "Linux", "its time"])
 def test_who_computes_is_busy(seen_by, monkeypatch):
-    """In Python too, for which a thread sleeps while another one has the interpreter."""
+    """In Python its time alone shows it: a thread sleeps while another one has the interpreter."""
     if seen_by == "its time":
         monkeypatch.setattr(standstill, "_TASKS", "/none")
+    else:
+        monkeypatch.setattr(standstill, "_spent_by_others_s", lambda: 0.0)
     if seen_by != "the extension":
         monkeypatch.setattr(standstill._native, "core", lambda: None)
     ends = threading.Event()
 
     def compute():
         while not ends.is_set():
-            pass
+            if seen_by != "its time":
+                hashlib.sha256(BLOCK)  # which leaves the interpreter to others
 
     def looks() -> list[float]:
         still, found = standstill.Stillness(), []
         still.begin(time.monotonic())
         for _ in range(8):
             time.sleep(0.05)
-            found.append(still.look(time.monotonic()))
+            found.append(still.look(time.monotonic(), AWAITS))
         return found
 
     thread = threading.Thread(target=compute)
