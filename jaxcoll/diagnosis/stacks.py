@@ -1,5 +1,6 @@
 """What the threads of this process do in Python, and their stacks as text."""
 
+import concurrent.futures
 import dataclasses
 import linecache
 import os
@@ -25,6 +26,8 @@ _COMPILES = (
 _CALLS_BACK = ("buffer_callback.py", "callback.py", "python_callback.py")
 _AWAITS = ("api.py", "array.py")
 _AWAITING = ".block_until_ready("
+# Who waits for another thread is in one of these: to join it, or for an event or a future's result.
+_WAITS_FOR_THREADS = (threading.__file__, os.path.dirname(concurrent.futures.__file__))
 _NOT_THE_USERS = (
     *(os.path.join(_OWN, name) for name in ("_launched.py", "_watch.py")),
     "<frozen runpy>",
@@ -89,8 +92,9 @@ def look(thread: int | None = None) -> Look:
     functions.append((main_thread, _functions_of(main)))
     if callbacks and phase == black_box.AWAITING:
         phase = black_box.CALLBACK
-    # One that computes nothing itself may wait for that thread; it takes no longer than a compile.
-    if phase == black_box.PYTHON and any(of == black_box.COMPILING for of, *_ in others):
+    # It may be that thread for which it waits; that takes no longer than a compile.
+    waits = phase == black_box.PYTHON and bool(main) and main[0].file.startswith(_WAITS_FOR_THREADS)
+    if waits and any(of == black_box.COMPILING for of, *_ in others):
         phase = black_box.COMPILING
     callbacks += _phase_of(main) == black_box.CALLBACK
     return Look(phase, "\n".join(stack), callbacks, tuple(functions))

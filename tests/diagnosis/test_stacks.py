@@ -1,5 +1,6 @@
 """Stacks of threads that go on meanwhile."""
 
+import concurrent.futures.thread
 import queue
 import subprocess
 import sys
@@ -89,8 +90,28 @@ def test_a_callback_that_polls_stays_in_its_functions(threads):
         assert other.functions != seen.functions
 
 
+def test_who_waits_for_a_thread_that_compiles(threads):
+    compiles = frames((stacks._JAX + "compiler.py", 5, "backend_compile"), ("train.py", 7, "train"))
+    for file, function in (
+        (threading.__file__, "join"),
+        (threading.__file__, "wait"),
+        (concurrent.futures.thread.__file__, "submit"),
+    ):
+        seen = threads(frames((file, 1, function), ("train.py", 3, "main")), t7=compiles)
+        assert seen.phase == black_box.COMPILING
+    for main in (
+        frames(("train.py", 3, "main")),
+        frames(("data.py", 9, "read"), (threading.__file__, 1, "run")),
+        [],
+    ):
+        assert threads(main, t7=compiles).phase == black_box.PYTHON
+
+
 def test_a_thread_that_compiles_counts_as_the_process():
-    """A training need not run in the main thread. One of ours that lists collectives is none."""
+    """A training need not run in the main thread. One of ours that lists collectives is none.
+
+    Nor is one for which the main thread does not wait.
+    """
     began, goes_on = threading.Event(), threading.Event()
 
     @jax.jit
@@ -99,12 +120,20 @@ def test_a_thread_that_compiles_counts_as_the_process():
         goes_on.wait(20)
         return x
 
+    def look_while_it_waits(thread):
+        found = []
+        looks = threading.Timer(0.1, lambda: found.extend([stacks.look(), stacks.look(thread)]))
+        looks.start()
+        looks.join()
+        return found
+
     for name, phase in (("training", black_box.COMPILING), ("jaxcoll-watch", black_box.PYTHON)):
         thread = threading.Thread(target=traced_slowly, args=(len(name),), name=name)
         traced_slowly.clear_cache()
         thread.start()
         began.wait(20)
-        seen, of_thread = stacks.look(), stacks.look(thread.ident)
+        seen, of_thread = look_while_it_waits(thread.ident)
+        assert stacks.look().phase == black_box.PYTHON
         goes_on.set()
         thread.join()
         assert seen.phase == phase
