@@ -8,14 +8,18 @@
 #include <string>       // std::string
 #include <string_view>  // std::string_view
 
+#include "core/utf8.h"
+
 namespace jaxcoll {
 
 /// Text that one process writes and others may read meanwhile: a reader gets some mixture of old
-/// and new, and checks another word to know whether it may trust what it got.
+/// and new, and checks another word to know whether it may trust what it got. What is too long is
+/// cut.
 template <std::size_t kBytes>
 class SharedText {
  public:
   void Set(std::string_view text) {
+    text = Beginning(text, kBytes);
     for (std::size_t i = 0; i < words_.size(); ++i) {
       std::uint64_t word = 0;
       for (std::size_t j = 0; j < 8 && i * 8 + j < text.size(); ++j) {

@@ -11,6 +11,7 @@
 #include <vector>       // std::vector
 
 #include "core/clock.h"
+#include "core/utf8.h"
 #include "host/black_box.h"
 #include "host/segment.h"
 #include "host/threads.h"
@@ -121,7 +122,7 @@ std::string DoingsText(std::string_view what,
     text += (size > 1 ? ") " : " ") + std::string(doing);
   }
   if (text.size() > kMostBytes) {
-    text.resize(kMostBytes);
+    text.resize(Beginning(text, kMostBytes).size());
     text += " ...";
   }
   return text;

@@ -647,6 +647,13 @@ MUTANTS = [
         ("stalemate", "ManyCallsLeaveRoomInACause"),
     ),
     Mutant(
+        "no character is cut",
+        "csrc/core/utf8.h",
+        "end > 0 && continues(end)",
+        "end > 0 && continues(end) && false",
+        ("stalemate", "NoCharacterIsCut"),
+    ),
+    Mutant(
         "who can go on lets others go on",
         "csrc/host/stalemate.cc",
         "    changed = false;\n",

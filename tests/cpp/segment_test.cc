@@ -80,6 +80,13 @@ void CausesOfAnyLength(Context& context) {
     text.Set(line);
     context.Expect(text.Get() == line.substr(0, 16), text.Get());
   }
+  const std::string letters = "\u00e4\u20ac\U0001F600";  // of two, three and four bytes
+  for (const std::size_t before : Sizes{7, 8, 9, 10, 11, 12, 13, 14, 15, 16}) {
+    text.Set(std::string(before, 'x') + letters);
+    const std::size_t room = 16 - before;
+    const std::size_t whole = room >= 9 ? 9 : room >= 5 ? 5 : room >= 2 ? 2 : 0;
+    context.Expect(text.Get() == std::string(before, 'x') + letters.substr(0, whole), text.Get());
+  }
 }
 
 std::size_t SeatOf(const Host& host, std::size_t process) {

@@ -157,6 +157,21 @@ void ManyCallsLeaveRoomInACause(Context& context) {
   context.Expect(bytes > 10'000 && bytes + 4096 < Segment::kMaxCauseBytes, std::to_string(bytes));
 }
 
+/// Python could not read them.
+void NoCharacterIsCut(Context& context) {
+  const std::string letter = "\u20ac";  // of three bytes
+  std::string letters;
+  for (std::size_t i = 0; i < Segment::kMaxCauseBytes; ++i) {
+    letters += letter;
+  }
+  for (const std::string before : {"", "x", "xx"}) {
+    const std::string text = DoingsText("process", {{0, before + letters}});
+    const std::size_t begin = text.find(letter);
+    const std::size_t end = text.rfind(" ...");
+    context.Expect(end != std::string::npos && (end - begin) % letter.size() == 0, before);
+  }
+}
+
 /// 0 waits for 1 in the first group, 1 for 2 in the second, 2 for 0 in the third.
 void ACircleOfGroups(Context& context) {
   for (const bool is_closed : {true, false}) {
@@ -193,6 +208,7 @@ int main(int argc, char** argv) {
                    {"WhoIsAheadOfACallIsInIt", WhoIsAheadOfACallIsInIt},
                    {"TheOddOneOutComesFirst", TheOddOneOutComesFirst},
                    {"ManyCallsLeaveRoomInACause", ManyCallsLeaveRoomInACause},
+                   {"NoCharacterIsCut", NoCharacterIsCut},
                    {"ACircleOfGroups", ACircleOfGroups},
                    {"OneWayOutIsEnough", OneWayOutIsEnough}},
                   argc, argv);
