@@ -523,7 +523,8 @@ std::vector<bool> Exchange::Absent(std::vector<RanksThere>& there) {
     if (const BlackBox* const box = session_->box(peer.seat); box != nullptr) {
       ranks = FindRanks(*box, name_.group, name_.site, execution());
     }
-    if (!session_->WhereIs(peer.seat, NowNs()).gone.empty()) {
+    // Whose process does not run takes no further part, though it has come.
+    if (session_->WhereIs(peer.seat, NowNs()).state != "running") {
       ranks.in_call.clear();
     }
     for (std::size_t r = 0; r < members_.num_ranks(); ++r) {

@@ -1,9 +1,11 @@
 // tests/cpp/exchange_failing_test.cc: what ends calls across processes with an error, and what does
 // not.
-#include <unistd.h>  // getpid
+#include <sys/wait.h>  // waitpid
+#include <unistd.h>    // fork, getpid, pause
 
 #include <atomic>   // std::atomic
 #include <chrono>   // std::chrono::microseconds
+#include <csignal>  // kill, SIGKILL, SIGSTOP
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t, std::uint64_t
 #include <string>   // std::string, std::to_string
@@ -198,6 +200,39 @@ void WhoIsGoneIsNamedThoughItHadCome(Context& context) {
   errors.Expect(context, 3,
                 {" for rank 2, 3 (process 41, pid " + std::to_string(kNobody) + ", gone); ",
                  "arrived: rank 0, 1 (process 40); execution 1 ", "(the process is gone)"});
+}
+
+/// As who is gone; a third process that is late is named beside it.
+void WhoIsStoppedIsNamedThoughItHadCome(Context& context) {
+  const Limit limit(400 * kMs);
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) {
+      pause();
+    }
+  }
+  int state = 0;
+  context.Expect(kill(child, SIGSTOP) == 0 && waitpid(child, &state, WUNTRACED) == child, "stops");
+  Host host(3);
+  ObserveAll(host);
+  const SharedSite site(host, 216, OneGroup(5), {0, 0, 1, 1, 2}, SmallOp().make);
+  const CallData data(SmallOp(), 5, 1);
+  const std::int64_t run = FreshRuns();
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) {
+    Fails(site, 0, run, data, errors).Start();
+    Fails(site, 1, run, data, errors).Start();
+    SleepMs(200);  // so that the other process's limit is not over first
+    Fails(site, 2, run, data, errors).Start();
+    Seat& seat = host.segment().seat(host.job(1).session()->seat());
+    seat.start_ticks.store(0);  // the child's is not asked for
+    seat.pid.store(child);
+  });
+  errors.Expect(context, 3,
+                {" for rank 2, 3 (process 41, pid " + std::to_string(child) + ", stopped), ",
+                 "rank 4 (process 42, ", "arrived: rank 0, 1 (process 40); execution 1 "});
+  kill(child, SIGKILL);
+  waitpid(child, &state, 0);
 }
 
 /// A call between ranks of one process that fails keeps them from what the others wait for.
@@ -438,6 +473,7 @@ int main(int argc, char** argv) {
        {"ARankThatIsMissingInItsProcessFailsTheOthers",
         ARankThatIsMissingInItsProcessFailsTheOthers},
        {"WhoIsGoneIsNamedThoughItHadCome", WhoIsGoneIsNamedThoughItHadCome},
+       {"WhoIsStoppedIsNamedThoughItHadCome", WhoIsStoppedIsNamedThoughItHadCome},
        {"OfAProcessOnlyThoseThatAreMissingAreNamed", OfAProcessOnlyThoseThatAreMissingAreNamed},
        {"AFailureInsideAProcessFailsTheOthers", AFailureInsideAProcessFailsTheOthers},
        {"DifferentCallsFailBoth", DifferentCallsFailBoth},

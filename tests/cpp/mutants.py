@@ -612,11 +612,18 @@ MUTANTS = [
         ("exchange_failing", "OfAProcessOnlyThoseThatAreMissingAreNamed"),
     ),
     Mutant(
-        "who is gone does not wait in a call",
+        "who is gone or stopped does not wait in a call",
         "csrc/host/exchange.cc",
         "      ranks.in_call.clear();\n",
         "",
         ("exchange_failing", "WhoIsGoneIsNamedThoughItHadCome"),
+    ),
+    Mutant(
+        "who is stopped doesn't either",
+        "csrc/host/exchange.cc",
+        'if (session_->WhereIs(peer.seat, NowNs()).state != "running") {',
+        "if (!session_->WhereIs(peer.seat, NowNs()).gone.empty()) {",
+        ("exchange_failing", "WhoIsStoppedIsNamedThoughItHadCome"),
     ),
     Mutant(
         "what the dead did last is there still",
