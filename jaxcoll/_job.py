@@ -9,6 +9,7 @@ import dataclasses
 import fcntl
 import functools as ft
 import io
+import math
 import os
 import re
 import select
@@ -142,6 +143,7 @@ class Job:
         self._open: list[int] = []
         self._plan: list[tuple[float, signal.Signals]] = []  # what to send when
         self._failed: tuple[int, str] | None = None  # exit code and text
+        self._own_until = math.inf  # when the others' time for errors of their own is over
         self._left: set[int] = set()  # ranks that another one's failure did not end in time
         self._ended: tuple[int, str] | None = None
 
@@ -264,7 +266,8 @@ class Job:
     def _follow_plan(self) -> None:
         while self._plan and self._plan[0][0] <= time.monotonic():
             _, number = self._plan.pop(0)
-            if self._failed:
+            # Only at the first step, and not if a signal hurried it.
+            if number == signal.SIGTERM and self._own_until <= time.monotonic():
                 self._left |= self._running
             for rank in self._running:
                 # A terminal sends Ctrl-C to the whole group; to end in order, a rank must
@@ -289,6 +292,7 @@ class Job:
             how = f"exit code {status}" if has_exited else f"killed by {_name(status)}"
             code = status if has_exited else 128 + status
             self._failed = (code, f"rank {number} failed first: {how}")
+            self._own_until = time.monotonic() + self._own_s
             self._send_later(self._own_s, [signal.SIGTERM, signal.SIGKILL])
 
     def _kill_groups(self) -> None:

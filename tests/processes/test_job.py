@@ -338,6 +338,20 @@ def test_another_signal_hurries():
     assert time.monotonic() - start < 100
 
 
+def test_who_was_hurried_was_not_there_still():
+    """After a failure, which left the others time that a signal then took."""
+
+    class Hurried(Job):
+        def _look_for_the_dead(self) -> None:
+            before = self._failed
+            super()._look_for_the_dead()
+            if self._failed is not before:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome, _, _ = run(SLEEP, "raise SystemExit(4)", IGNORES, job=Hurried, own_s=1000)
+    assert outcome == Outcome(4, "rank 1 failed first: exit code 4", False)
+
+
 def test_dumps_are_asked_of_the_ranks():
     """Of those that hear it: it would end one that is starting."""
     hears = """
