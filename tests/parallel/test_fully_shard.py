@@ -65,7 +65,7 @@ def test_beside_tensor_parallelism(stage: Any):
     assert state.opt_state[0].mu["hidden_layer"]["kernel"].sharding.spec == jax.P("data", "tensor")
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_dimensions_that_the_ranks_do_not_divide(stage: Any):
     """Zeros are stored at the end, and stay zeros; they are not seen in `unpadded`."""
     data, mesh = batch(), mesh_of(data=8)
@@ -153,7 +153,7 @@ def test_parts_are_no_replicas():
             jax.jit(mapped)(state, data)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_without_typed_axes(stage: Any):
     data, mesh = batch(), mesh_of(data=4)
     model = fully_shard(PLAIN, stage=stage, min_weight_size=16)

@@ -201,7 +201,7 @@ def means_of(state: Any) -> list[Any]:
     return [leaf for path, leaf in named if "mean" in jax.tree_util.keystr(path)]
 
 
-@pytest.mark.parametrize("stage", [None, 1, 3])
+@pytest.mark.parametrize("stage", [None, pytest.param(1, marks=pytest.mark.full), 2, 3])
 def test_a_parameter_that_two_layers_of_nnx_share(stage: Any):
     """It has one gradient, the sum of both, and is still one when it is back in the module."""
 
