@@ -353,6 +353,14 @@ MUTANTS = [
         "parallel/test_layer_by_layer.py::test_layers_are_never_split_among_ranks",
     ),
     Mutant(
+        "layers of a scan computed in another order",
+        "parallel/scattered_grads.py",
+        'params["reverse"],',
+        "False,",
+        "parallel/test_layer_by_layer.py::test_gradients_of_whole_parameters"
+        "[scanned backwards-size2]",
+    ),
+    Mutant(
         "the last examples of a batch that can't be split are left out",
         "parallel/step.py",
         "        if leaf.shape[0] % count:\n",
