@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from jaxcoll._sharding import leaf_name
 from jaxcoll.parallel.after import after
 from jaxcoll.parallel.gathered_scan import Stacked, gathered_scan
 from jaxcoll.parallel.pieces import Piece, Program, cut
@@ -65,13 +64,6 @@ def value_and_grad(
         The value, and for each parameter its gradient: of a part as `parts.scatter` gives it, of
         others this rank's own.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"fully_shard: model: params{leaf_name(path)} of dtype {leaf.dtype} has no "
-                "gradient here. Keep such values beside the parameters, in another collection of "
-                "linen or another nnx.Variable."
-            )
     leaves, treedef = jax.tree.flatten(params)
     whole = [
         leaf if dim is None else jax.eval_shape(lambda part, dim=dim: parts.gather(part, dim), leaf)

@@ -239,6 +239,13 @@ def _check_model(call: str, state: TrainState, model: PureModel) -> None:
             f"{call}: state: it was made {state.pipe}, but the step's model is {used}. Give one "
             "and the same model to create_train_state and to the step."
         )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"{call}: model: params{leaf_name(path)}, {leaf.dtype}{list(leaf.shape)}, has no "
+                "gradient. Keep such values beside the parameters, in another collection of linen "
+                "or another nnx.Variable."
+            )
     if model.pipe is not None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(state.variables):
             if jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -430,7 +437,7 @@ def data_parallel_train_step(
         `train_step(state, batch) -> (state, metrics)`; metrics are means over all weights.
 
     Raises:
-        TypeError: a model of another kind.
+        TypeError: a model of another kind, or with parameters that are integers.
         ValueError: `accumulate` is below 1, or does not divide a device's batch.
 
     Cost: one `all_reduce` of gradients and metrics, in place; of `fully_shard`, see there.

@@ -10,6 +10,7 @@ import optax
 import pytest
 from equations import GATHERS, SUMS, equations
 from flax import nnx
+from jax import lax
 from training import (
     assert_copies_are_equal,
     assert_trained_as,
@@ -403,16 +404,45 @@ def test_errors():
         train(other, state, data, mesh, state.specs)
 
 
-def test_parameters_without_a_gradient():
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_parameters_without_a_gradient(stage: Any):
     def init(rng: Any, x: Any) -> Any:
         del rng, x
         return {"w": jnp.ones((16, 4)), "table": jnp.ones(3, int)}
 
     data, mesh = batch(), mesh_of(data=4)
-    model = fully_shard((init, lambda params, x: x @ params["w"]), min_weight_size=1)
+    model: Any = (init, lambda params, x: x @ params["w"])
+    model = fully_shard(model, stage=stage, min_weight_size=1) if stage else model
     state = start(model, data, mesh)
-    with pytest.raises(TypeError, match=r"model: params\['table'\] of dtype int64 has no"):
+    with pytest.raises(TypeError, match=r"model: params\['table'\], int64\[3\], has no gradient"):
         train(data_parallel_train_step(model), state, data, mesh, state.specs)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.full), 2, 3])
+def test_complex_parameters(stage: Any):
+    """Of which layers in a scan, too."""
+
+    def init(rng: Any, x: Any) -> Any:
+        del x
+        keys = jax.random.split(rng)
+        shapes = {"layers": (2, 16, 16), "out": (16, 4)}
+        draw = lambda key, shape: 0.1 * jax.random.normal(key, shape, jnp.complex128)  # noqa: E731
+        return {name: draw(key, shapes[name]) for name, key in zip(shapes, keys, strict=True)}
+
+    def apply(params: Any, x: Any) -> Any:
+        x = lax.scan(lambda x, w: (x + (x @ w).real, None), x, params["layers"])[0]
+        return jnp.abs(x @ params["out"]) ** 2
+
+    class Plain:
+        def apply(self, variables: Any, x: Any) -> Any:
+            return apply(variables["params"], x)
+
+    data, mesh = batch(16), mesh_of(data=4)
+    model = fully_shard((init, apply), stage=stage, min_weight_size=16)
+    state = start(model, data, mesh)
+    expected, _ = reference(Plain(), jax.device_get(state.params), data)
+    state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+    assert_trained_as(state.params, expected)
 
 
 def by_their_square() -> optax.GradientTransformation:

@@ -405,8 +405,8 @@ MUTANTS = [
     ),
     Mutant(
         "integers and booleans among what is differentiated",
-        "parallel/piecewise.py",
-        "if not jnp.issubdtype(leaf.dtype, jnp.floating):",
+        "parallel/step.py",
+        "if not jnp.issubdtype(leaf.dtype, jnp.inexact):",
         "if False:",
         f"{SHARDED}::test_parameters_without_a_gradient",
     ),
