@@ -106,6 +106,7 @@ class _Scan:
         (of_first, sums), of_xs = self._scan(
             step, (of_last, sums), (kept, of_ys), parts, not self._reverse
         )
+        of_xs = [g if g is None else as_part(g, x) for g, x in zip(of_xs, xs, strict=True)]
         rest = iter([*sums, *of_first])
         fixed = self._moves[: self._num_consts + n]
         return (*(next(rest) if moves else None for moves in fixed), *of_xs)
@@ -194,6 +195,11 @@ class _Scan:
             self._unroll,
         )
         return carry, ys
+
+
+def as_part(gradient: jax.Array, part: jax.Array) -> jax.Array:
+    """Returns a gradient, which may have travelled in fewer bits, to be added to others."""
+    return gradient.astype(jnp.promote_types(gradient.dtype, part.dtype))
 
 
 def _is_inexact(value: Any) -> bool:

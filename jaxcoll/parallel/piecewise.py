@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxcoll.parallel.after import after
-from jaxcoll.parallel.gathered_scan import Stacked, gathered_scan
+from jaxcoll.parallel.gathered_scan import Stacked, as_part, gathered_scan
 from jaxcoll.parallel.pieces import Piece, Program, cut
 from jaxcoll.parallel.splits import Split, SplitDim
 
@@ -187,7 +187,7 @@ class _Run:
             prepared, unprepare = jax.vjp(piece.prepare, *whole)
             of_prepared, of_moving = pullback(prepared, [self._cotangent(v) for v in made])
             grads = [
-                self._parts.scatter(gradient, self._dim(i))
+                as_part(self._parts.scatter(gradient, self._dim(i)), self._params[i])
                 for i, gradient in zip(piece.parameters, unprepare(of_prepared), strict=True)
             ]
             for i, grad in zip(piece.parameters, grads, strict=True):

@@ -42,8 +42,9 @@ def value_and_grad(
     def attach(number: int, is_layer: bool) -> _Attach:
         dim = parts.split[number]
         assert dim is not None
-        dim = dataclasses.replace(dim, index=dim.index - is_layer)
-        return _attach(lambda gradient: parts.scatter(gradient.astype(dtypes[number]), dim))
+        dim, dtype = dataclasses.replace(dim, index=dim.index - is_layer), dtypes[number]
+        # It may travel in another one.
+        return _attach(lambda gradient: parts.scatter(gradient.astype(dtype), dim).astype(dtype))
 
     def scan(equation: Any, stacked: dict[int, int]) -> Any:
         return _attaching(equation, {i: attach(number, True) for i, number in stacked.items()})

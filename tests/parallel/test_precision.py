@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from equations import equations
 from flax import nnx
 from jax import lax
 from training import mesh_of, start
@@ -143,6 +144,42 @@ def test_where_each_dtype_is(form: str, stage: Any, reduce_dtype: Any):
     w = largest(after.params)
     np.testing.assert_array_equal(w, np.broadcast_to(np.float32(1 / 3) - gradient, w.shape))
     np.testing.assert_array_equal(largest(before.params), np.float32(1 / 3))
+
+
+def test_a_layer_of_a_scan_at_a_time():
+    """As stage 2 sums its gradients, which no pair of values above brings about in 16 bits."""
+    test_where_each_dtype_is("scan", 2, "bfloat16")
+
+
+@pytest.mark.parametrize(("stage", "stacked"), [(2, True), (3, True), (3, False)])
+def test_gradients_of_one_parameter_are_added_in_float32(stage: Any, stacked: bool):
+    """Not in the 16 bits in which its parts travel, as its two uses have them."""
+
+    def init(rng: Any, x: Any) -> Any:
+        del rng, x
+        return dict.fromkeys(("w", "other"), jnp.zeros((2, 8, 4) if stacked else (8, 4)))
+
+    def through(x: Any, w: Any) -> Any:
+        return lax.scan(lambda y, w: (y + x @ w, None), 0 * x[:, :4], w)[0] if stacked else x @ w
+
+    def apply(params: Any, x: Any) -> Any:
+        w = params["w"]
+        return through(x, w) + through(x, params["other"]) + through(2 * x, w)
+
+    policy, mesh = MixedPrecisionPolicy(reduce_dtype="bfloat16"), mesh_of(data=2)
+    model = fully_shard(
+        (init, apply), stage=stage, min_weight_size=8, mp_policy=policy, bucket_bytes=1
+    )
+    state = start(model, DATA, mesh, optax.sgd(1.0))
+    step = jax.shard_map(
+        data_parallel_train_step(model, loss_fn=loss_fn),
+        mesh=mesh,
+        in_specs=(state.specs, jax.P("data")),
+        out_specs=(state.specs, jax.P()),
+    )
+    # Of the program: XLA may add in more bits than it says.
+    added = equations(jax.make_jaxpr(step)(state, DATA).jaxpr, "add", "add_any")
+    assert "bfloat16" not in {str(each.outvars[0].aval.dtype) for each in added}
 
 
 def test_inputs_that_are_not_cast():
