@@ -60,8 +60,10 @@ def _pipelines(result: dict[str, Any]) -> str:
         "both do so at the same time. *Bubble*: what a schedule's time is over the ideal where "
         "nothing else is lost, (M + 1) / M, interleaved (2 M + 1) / 2 M. *Ratio*: the time over "
         f"ideal x bubble, the median of {result['rounds']} rounds; the goal is at most {GOAL:.2f}. "
-        "*Temporary*: bytes between a step's operands and results, as the compiler says. The loss "
-        "after all steps is compared with that of the first schedule, to 0.002.",
+        "It can be below 1: the ideal keeps both cores busy all the time, but in a bubble one "
+        "idles, and the other has the memory and the clock to itself. *Temporary*: bytes between a "
+        "step's operands and results, as the compiler says. The loss after all steps is compared "
+        "with that of the first schedule, to 0.002.",
         "",
         "| micro-batches | schedule | a step, ms | ideal, ms | bubble | ratio | temporary, MB "
         "| losses |",
