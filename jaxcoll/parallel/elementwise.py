@@ -9,6 +9,7 @@ import optax
 from jax.extend.core.primitives import jit_p
 
 from jaxcoll import _compat
+from jaxcoll._sharding import leaf_name
 from jaxcoll.parallel.clipping import jaxcoll_whole_norm
 from jaxcoll.parallel.synchronize import without_synchronization
 
@@ -21,7 +22,7 @@ _MIXING = (
 
 
 def check_elementwise(
-    call: str, optimizer: optax.GradientTransformation, whole: Any, parts: Any
+    call: str, optimizer: optax.GradientTransformation, whole: Any, parts: Any, specs: Any
 ) -> None:
     """Raises ValueError where an optimizer's update of a value depends on others of its parameter.
 
@@ -32,23 +33,37 @@ def check_elementwise(
         optimizer: which.
         whole: shapes and dtypes of the parameters.
         parts: of what a rank holds of them.
+        specs: how they are split.
     """
+    split = _first_split(whole, parts, specs)
     steps = _steps(optimizer, whole)
     for equation, touches in steps:
         name = equation.primitive.name
         makes = name.startswith(("random", "threefry", "rng"))
         if (touches or makes) and name.startswith(_MIXING) and name != "reduce_precision":
-            raise ValueError(_refusal(call, f"{name} in {_compat.equation_line(equation)}"))
+            raise ValueError(_refusal(call, f"{name} in {_compat.equation_line(equation)}", split))
     of_parts = _steps(optimizer, parts)
     if [_signature(e) for e, _ in steps] != [_signature(e) for e, _ in of_parts]:
-        raise ValueError(_refusal(call, "what it does with a parameter depends on its shape, and"))
+        what = "what it does with a parameter depends on its shape, and"
+        raise ValueError(_refusal(call, what, split))
 
 
-def _refusal(call: str, what: str) -> str:
+def _first_split(whole: Any, parts: Any, specs: Any) -> str:
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(whole)
+    each = zip(leaves, jax.tree.leaves(parts), treedef.flatten_up_to(specs), strict=True)
+    return next(
+        f"params{leaf_name(path)}, {leaf.dtype}{list(leaf.shape)}, of which {spec} leaves a rank "
+        f"{list(part.shape)}"
+        for (path, leaf), part, spec in each
+        if part.shape != leaf.shape
+    )
+
+
+def _refusal(call: str, what: str, split: str) -> str:
     return (
         f"{call}: optimizer: its update is not element by element: {what} would be wrong on parts "
-        "of parameters. Use an optimizer that is, such as optax.adamw, or parameters that are not "
-        "split."
+        f"of parameters, such as {split}. Use an optimizer that is, such as optax.adamw, or "
+        "parameters that are not split."
     )
 
 

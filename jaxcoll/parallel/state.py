@@ -292,7 +292,7 @@ def _specs(
         opt_specs,
     )
     if jax.tree.map(jnp.shape, parts) != jax.tree.map(jnp.shape, params):
-        check_elementwise(call, optimizer, params, parts)
+        check_elementwise(call, optimizer, params, parts, opt_specs)
     state = jax.eval_shape(lambda: make(split, layers, axes))
     check_synchronizers(call, state.opt_state, bool(axes))
     if zero is not None and synchronizers(state.opt_state):

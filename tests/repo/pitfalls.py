@@ -472,7 +472,7 @@ MUTANTS = [
     Mutant(
         "another transformation takes norms of parts",
         "parallel/state.py",
-        "        check_elementwise(call, optimizer, params, parts)\n",
+        "        check_elementwise(call, optimizer, params, parts, opt_specs)\n",
         "        pass\n",
         f"{SHARDED}::test_optimizers_that_mix_values_are_refused[optimizer1]",
     ),
