@@ -52,7 +52,8 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
         if not isinstance(spec, P):
             raise ValueError(f"{call}: new_specs: {name}: expected a jax.P, got {spec!r}.")
         for axis in jax.tree.leaves(tuple(spec)):
-            check_mesh_axis(f"{call}: {name}", "new_specs", mesh, axis)
+            where = f"{call}: {name} of shape {np.shape(leaf)}"
+            check_mesh_axis(where, "new_specs", mesh, axis)
         sharding = NamedSharding(mesh, spec)
         check_divisible(call, name, np.shape(leaf), sharding)
         return sharding

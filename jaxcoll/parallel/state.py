@@ -336,7 +336,7 @@ def _check_specs(call: str, params: Any, specs: Any, mesh: Mesh) -> None:
     def check(path: Any, leaf: Any, spec: P) -> None:
         name = f"params{leaf_name(path)}"
         for axis in _axes_of(spec):
-            check_mesh_axis(f"{call}: {name}", "names", mesh, axis)
+            check_mesh_axis(f"{call}: {name} of shape {leaf.shape}", "names", mesh, axis)
         sharding = NamedSharding(mesh, spec)
         remedy = (
             "choose the model's sizes or the mesh so, or don't split it (PPClassifier: split=False)"
