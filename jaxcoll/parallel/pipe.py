@@ -1,7 +1,7 @@
 """How a model's layers are spread over a pipeline, and its gradients there."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jaxcoll._sharding import leaf_name
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.parallel import pipeline_run
 from jaxcoll.parallel.gated import typed_like
-from jaxcoll.parallel.pipeline_cut import LossOf, cut, given_layers, num_layers
+from jaxcoll.parallel.pipeline_cut import LossOf, counted, cut, given_layers, num_layers
 from jaxcoll.parallel.schedules import Kind, PipelineSchedule
 from jaxcoll.parallel.stages import Layers, Spread, sizes_for
 from jaxcoll.parallel.tick_table import tick_table
@@ -39,9 +39,12 @@ class Pipe:
     num_chunks: int
     stage_sizes: tuple[int, ...] | None = None
 
-    def layers(self, call: str, count: int, num_ranks: int, *, is_named: bool = False) -> Layers:
-        """Returns how so many layers are spread."""
-        sizes = sizes_for(call, count, num_ranks * self.num_chunks, self.stage_sizes)
+    def layers(
+        self, call: str, count: int, num_ranks: int, where: str, *, is_named: bool = False
+    ) -> Layers:
+        """Returns how so many layers are spread, of which `where` tells where they are."""
+        where = f'{where}, over "{self.axis_name}"'
+        sizes = sizes_for(call, count, num_ranks * self.num_chunks, self.stage_sizes, where)
         return Layers(sizes, num_ranks, is_named)
 
     def __str__(self) -> str:
@@ -61,15 +64,15 @@ class Pipe:
             mesh: where.
         """
         size = mesh.shape[self.axis_name]
-        leaves, treedef = jax.tree.flatten(boxed["params"])
+        names, leaves, treedef = _named(boxed["params"])
         whole = treedef.flatten_up_to(specs)
         named = [len(spec) > 0 and spec[0] == self.axis_name for spec in whole]
-        for leaf, is_named in zip(leaves, named, strict=True):
+        for name, leaf, is_named in zip(names, leaves, named, strict=True):
             if is_named and leaf.shape[0] % size:
                 raise ValueError(
                     f'{call}: model: it splits {leaf.shape[0]} layers over "{self.axis_name}" '
-                    f"itself, which {size} ranks can't share evenly. Leave that to pipelined, "
-                    "without with_partitioning (PPClassifier: split=False)."
+                    f"itself, which {size} ranks can't share evenly: {counted(name, leaf)}. Leave "
+                    "that to pipelined, without with_partitioning (PPClassifier: split=False)."
                 )
         rest = {name: value for name, value in boxed.items() if name != "params"}
         found: list[int] = []
@@ -85,10 +88,12 @@ class Pipe:
             program, mesh=mesh, in_specs=(whole, P(), P()), out_specs=P(), check_vma=False
         )
         jax.eval_shape(mapped, leaves, rest, inputs)
-        count = num_layers(call, [leaves[i] for i in found])
+        count = num_layers(call, {names[i]: leaves[i] for i in found})
         return tuple(
-            self.layers(call, count, size, is_named=named[i]) if i in found else None
-            for i in range(len(leaves))
+            self.layers(call, count, size, counted(name, leaves[i]), is_named=named[i])
+            if i in found
+            else None
+            for i, name in enumerate(names)
         )
 
     def spec(self, spec: P) -> P:
@@ -119,9 +124,7 @@ class Pipe:
             scale: what the loss is divided by while it is differentiated.
         """
         size, rank = lax.axis_size(self.axis_name), lax.axis_index(self.axis_name)
-        paths, treedef = jax.tree_util.tree_flatten_with_path(params)
-        names = [f"params{leaf_name(path)}" for path, _ in paths]
-        leaves = [leaf for _, leaf in paths]
+        names, leaves, treedef = _named(params)
         # Each rank is at another one.
         batch = jax.tree.map(lambda x: typed_like(x, rank), self._micro_batches(call, batch))
 
@@ -136,7 +139,8 @@ class Pipe:
             is_whole = False
         else:
             numbers = given_layers(call, loss_of, leaves, *example)
-            layers, is_whole = self._as_held(call, [leaves[i] for i in numbers], size)
+            held = {names[i]: leaves[i] for i in numbers}
+            layers, is_whole = self._as_held(call, held, size)
         own = [typed_like(leaf, rank) for leaf in leaves]
         stored = [
             typed_like(layers.part(leaves[i], rank), rank) if is_whole else own[i] for i in numbers
@@ -186,13 +190,14 @@ class Pipe:
 
         return jax.tree_util.tree_map_with_path(split, batch)
 
-    def _as_held(self, call: str, leaves: Sequence[Any], size: int) -> tuple[Layers, bool]:
+    def _as_held(self, call: str, held: Mapping[str, Any], size: int) -> tuple[Layers, bool]:
         """Returns how layers are spread that a state has as the model says; whether all of them."""
         is_whole = size == 1 or not all(
-            self.axis_name in _compat.varying_axes(jax.typeof(leaf)) for leaf in leaves
+            self.axis_name in _compat.varying_axes(jax.typeof(leaf)) for leaf in held.values()
         )
-        held = num_layers(call, leaves)
-        layers = self.layers(call, held if is_whole else held * size, size)
+        count = num_layers(call, held)
+        where = counted(*next(iter(held.items())))
+        layers = self.layers(call, count if is_whole else count * size, size, where)
         if not is_whole and not layers.is_as_stored:
             raise ValueError(
                 f"{call}: state: its layers lie on the ranks in the model's order, but "
@@ -200,6 +205,13 @@ class Pipe:
                 "create_train_state, and to data_parallel_train_step."
             )
         return layers, is_whole
+
+
+def _named(params: Any) -> tuple[list[str], list[Any], Any]:
+    """Returns parameters' names for texts, themselves, and their structure."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+    names = [f"params{leaf_name(path)}" for path, _ in leaves]
+    return names, [leaf for _, leaf in leaves], treedef
 
 
 def _as_the_model_has_it(stored: jax.Array, layers: Layers) -> jax.Array:

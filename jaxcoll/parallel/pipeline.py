@@ -13,7 +13,7 @@ from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.collectives.ppermute import ppermute
 from jaxcoll.parallel.batches import LossFn
 from jaxcoll.parallel.gated import typed_like
-from jaxcoll.parallel.pipeline_cut import num_layers, run_layers
+from jaxcoll.parallel.pipeline_cut import counted, named_layers, num_layers, run_layers
 from jaxcoll.parallel.pipelined import pipe_of, with_pipe
 from jaxcoll.parallel.schedules import Kind
 from jaxcoll.parallel.stages import Layers, sizes_for
@@ -82,11 +82,12 @@ def pipeline(
     check_mapped(call, [axis_name], x)
     size, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
     count = num_micro_batches
-    for leaf in jax.tree.leaves(x):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         if leaf.shape[0] % count:
             raise ValueError(
                 f"{call}: num_micro_batches: {leaf.shape[0]} examples on each device can't be "
-                f"split into {count} micro-batches."
+                f"split into {count} micro-batches (x{jax.tree_util.keystr(path)} of shape "
+                f"{leaf.shape}). Use a number that divides them."
             )
     run_stage = _stage(call, layer, stacked, axis_name)
     micro = jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), x)
@@ -117,9 +118,10 @@ def pipeline(
 def _stage(call: str, layer: Layer, stacked: Any, axis_name: str) -> Callable[[Any, Any], Any]:
     """Returns a rank's layers as a function `(x, key) -> x`."""
     size, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    leaves = jax.tree.leaves(stacked)
-    count = num_layers(call, leaves)
-    is_split = size == 1 or all(axis_name in _compat.varying_axes(jax.typeof(x)) for x in leaves)
+    held = named_layers(stacked)
+    count = num_layers(call, held)
+    types = map(jax.typeof, held.values())
+    is_split = size == 1 or all(axis_name in _compat.varying_axes(each) for each in types)
     if not is_split and not _compat.tracks_varying_axes():
         raise ValueError(
             f"{call}: stacked: whether a rank has its own layers or all of them can't be known "
@@ -128,7 +130,8 @@ def _stage(call: str, layer: Layer, stacked: Any, axis_name: str) -> Callable[[A
     if is_split:
         numbers = rank * count + jnp.arange(count)
         return lambda x, rng: run_layers(call, layer, stacked, numbers, x, rng)
-    layers = Layers(sizes_for(call, count, size, None), size)
+    where = f'{counted(*next(iter(held.items())))}, over "{axis_name}"'
+    layers = Layers(sizes_for(call, count, size, None, where), size)
     mine = jax.tree.map(lambda leaf: layers.part(varying(leaf, axis_name), rank), stacked)
     numbers = layers.numbers(rank)[0]
     lack = min(layers.sizes) < layers.width

@@ -7,7 +7,7 @@ its layers: a batch's labels, tied weights, and after the layers values from bef
 
 import dataclasses
 import functools as ft
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,7 +66,7 @@ def run_layers(
     Raises:
         ValueError: a layer returns something else than it takes.
     """
-    count = num_layers(call, jax.tree.leaves(chunk))
+    count = num_layers(call, named_layers(chunk))
 
     def one(x: Any, number: Any, params: Any) -> Any:
         keys = () if rng is None else (jax.random.fold_in(rng, number),)
@@ -89,19 +89,32 @@ def run_layers(
     return lax.scan(step, jax.tree.map(typed_like, x, result), xs)[0]
 
 
-def num_layers(call: str, leaves: Sequence[Any]) -> int:
-    """Returns the first dimension of stacked parameters.
+def named_layers(stacked: Any) -> dict[str, Any]:
+    """Returns the leaves of what a model gives to its pipeline, by their names for texts."""
+    leaves = jax.tree_util.tree_leaves_with_path(stacked)
+    return {f"stacked{jax.tree_util.keystr(path)}": leaf for path, leaf in leaves}
+
+
+def counted(name: str, leaf: Any) -> str:
+    """Says where layers are counted."""
+    return f"dimension 0 of {name} of shape {leaf.shape}"
+
+
+def num_layers(call: str, layers: Mapping[str, Any]) -> int:
+    """Returns the first dimension of stacked parameters, which are given by name.
 
     Raises:
         ValueError: they have several.
     """
-    counts = {leaf.shape[0] if leaf.ndim else "a scalar" for leaf in leaves}
-    if len(counts) != 1 or "a scalar" in counts:
+    examples: dict[tuple[int, ...], str] = {}
+    for name, leaf in layers.items():
+        examples.setdefault(leaf.shape[:1], f"{name} of shape {leaf.shape}")
+    if len(examples) != 1 or () in examples:
         raise ValueError(
             f"{call}: model: the parameters that it gives to pipeline= must have the same first "
-            f"dimension, which counts layers, got {sorted(counts, key=str)}."
+            f"dimension, 0, which counts layers, got {' and '.join(examples.values()) or 'none'}."
         )
-    return int(counts.pop())
+    return next(iter(examples))[0]
 
 
 def _check_same(call: str, x: Any, y: Any) -> None:

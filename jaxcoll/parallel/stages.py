@@ -152,7 +152,7 @@ Spread = tuple[Layers | None, ...]
 
 
 def sizes_for(
-    call: str, num_layers: int, num_stages: int, stage_sizes: Sequence[int] | None
+    call: str, num_layers: int, num_stages: int, stage_sizes: Sequence[int] | None, where: str
 ) -> tuple[int, ...]:
     """Returns layers of each virtual stage.
 
@@ -161,6 +161,7 @@ def sizes_for(
         num_layers: of the model.
         num_stages: virtual ones.
         stage_sizes: what the user asks for, or None.
+        where: one of the parameters that hold them, and the axis, for texts.
 
     Raises:
         ValueError: fewer layers than stages, or sizes that do not fit.
@@ -169,14 +170,14 @@ def sizes_for(
         if num_layers < num_stages:
             raise ValueError(
                 f"{call}: model: {num_layers} layers can't be spread over {num_stages} stages "
-                "(ranks of the pipeline x chunks on each): each needs one. Use fewer stages, or a "
-                "deeper model."
+                f"(ranks of the pipeline x chunks on each): each needs one. They are {where}. Use "
+                "fewer stages, or a deeper model."
             )
         return even_sizes(num_layers, num_stages)
     sizes = tuple(stage_sizes)
     if len(sizes) != num_stages or sum(sizes) != num_layers or min(sizes) < 1:
         raise ValueError(
             f"{call}: stage_sizes: expected {num_stages} numbers of layers, 1 or more, that make "
-            f"{num_layers} together, got {sizes}."
+            f"{num_layers} together, got {sizes}. They are {where}."
         )
     return sizes

@@ -109,7 +109,10 @@ class Odd(nn.Module):
             "read elsewhere",
             r"params\['kernels'\] holds layers of the pipeline, but the model reads",
         ),
-        ("other counts", r"must have the same first dimension, which counts layers, got \[4, 5\]"),
+        (
+            "other counts",
+            r"dimension, 0, .* stacked\[0\] of shape \(4, 16, 16\) and stacked\[1\] of shape \(5,",
+        ),
         ("under jit", r"calls pipeline= inside of a jax.jit, jax.checkpoint or loop of its own"),
         ("never", "it takes pipeline=, but does not call it"),
     ],
@@ -124,6 +127,23 @@ def test_models_that_cannot_be_cut(how: str, text: str):
 
     with pytest.raises(ValueError, match=text):
         trained()
+
+
+def test_errors_of_a_pipeline_in_code_of_ones_own():
+    def run(layers: int, examples: int) -> Any:
+        def program(stacked: Any, x: Any) -> Any:
+            layer = lambda params, x: {"a": x["a"] * params["w"]}  # noqa: E731
+            return jaxcoll.pipeline(layer, stacked, x)
+
+        mapped = jax.shard_map(program, mesh=mesh_of(pipe=2), in_specs=jax.P(), out_specs=jax.P())
+        return mapped({"w": jnp.ones(layers)}, {"a": jnp.ones((examples, 3))})
+
+    text = r"6 examples .* into 4 micro-batches \(x\['a'\] of shape \(6, 3\)\)"
+    with pytest.raises(ValueError, match=text):
+        run(2, 6)
+    text = r"1 layers can't .* over 2 .* 0 of stacked\['w'\] of shape \(1,\), over \"pipe\""
+    with pytest.raises(ValueError, match=text):
+        run(1, 8)
 
 
 def test_errors():
@@ -141,12 +161,15 @@ def test_errors():
         pipelined(deep, schedule="interleaved", num_chunks=1)
     with pytest.raises(ValueError, match=r"stage_sizes: expected 2 numbers .* make 5 .* \(1, 2\)"):
         start(pipelined(deep, stage_sizes=(1, 2)), data, mesh)
-    with pytest.raises(ValueError, match="1 layers can't be spread over 2 stages"):
+    text = r"1 layers can't be spread over 2 .* 0 of params\['blocks'\].* of shape \(1,.*\"pipe\""
+    with pytest.raises(ValueError, match=text):
         start(pipelined(OfLinen(1)), data, mesh)
     with pytest.raises(ValueError, match=r"pipelined: axis_name: 'stages' is not an axis"):
         start(pipelined(deep, axis_name="stages"), data, mesh)
     of_five = jaxcoll.models.PPClassifier(num_classes=4, num_layers=5, width=12)
-    with pytest.raises(ValueError, match=r"it splits 5 layers over .pipe. itself, which 2 ranks"):
+    with pytest.raises(
+        ValueError, match=r"it splits 5 layers over .pipe. itself.* 0 of params\['b"
+    ):
         start(pipelined(of_five), data, mesh)
     with pytest.raises(ValueError, match="mesh: pipelined needs one"):
         start(pipelined(deep), data)
