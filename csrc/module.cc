@@ -370,7 +370,8 @@ NB_MODULE(_core, m) {
   m.def("frames", &Frames, nb::sig("def frames() -> dict[int, list[tuple[str, int, str]]]"),
         "What each thread of Python does, the innermost first: file, line, function.");
   m.def(
-      "is_busy", [] { return IsAnyThreadBusy(getpid()); },
+      // Who waits for the interpreter sleeps: it must not be the caller that has it.
+      "is_busy", [] { return IsAnyThreadBusy(getpid()); }, nb::call_guard<nb::gil_scoped_release>(),
       "Whether another thread of this process runs, or would if it got its turn.");
   m.def(
       "is_anyone_excused",
