@@ -104,8 +104,9 @@ format: $(VENV)/.tools  ## rewrite what `make lint` can mend by itself
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+PRESETS := release asan tsan
 ctest: $(VENV)/.tools  ## the C++ layers below FFI: release, ASAN + UBSAN, TSAN
-	set -e; for preset in release asan tsan; do \
+	set -e; for preset in $(PRESETS); do \
 	  PATH="$(abspath $(BIN)):$$PATH" cmake --workflow --preset $$preset; \
 	done
 

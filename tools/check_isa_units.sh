@@ -8,6 +8,10 @@ nm=$1
 shift
 status=0
 for object; do
+  if [ ! -e "$object" ]; then
+    printf '%s: no such file\n' "$object"
+    exit 2
+  fi
   case $object in
     *_avx2.cc.o | *_avx512.cc.o)
       weak=$("$nm" --demangle --defined-only "$object" | grep -E '^[0-9a-f]* W ')

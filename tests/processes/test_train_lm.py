@@ -67,19 +67,13 @@ def test_two_processes(losses_of_one: list[float], tmp_path: Path):
     assert saved_losses(tmp_path) == losses_of_one
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mesh", "axes", "between"),
     [
         ("data=2,tensor=2", "2 of data x 2 of tensor", "data=2,fsdp=2,tensor=2"),
-        pytest.param(
-            *("data=2,fsdp=2,tensor=2", "2 of data x 2 of fsdp x 2 of tensor", "fsdp=4"),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *("pipe=2,data=2,tensor=2", "2 of pipe x 2 of data x 2 of tensor"),
-            "pipe=2,data=2,tensor=2",
-            marks=pytest.mark.long,
-        ),
+        ("data=2,fsdp=2,tensor=2", "2 of data x 2 of fsdp x 2 of tensor", "fsdp=4"),
+        ("pipe=2,data=2,tensor=2", "2 of pipe x 2 of data x 2 of tensor", "pipe=2,data=2,tensor=2"),
     ],
 )
 def test_any_product(

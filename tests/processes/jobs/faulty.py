@@ -146,7 +146,9 @@ def check(kind: str, faulty: int, order: list[str], moment: int, error: Exceptio
         state = {"stops": "stopped", "dies": "gone"}.get(kind, "running")
         late = [(rank, state) for rank in ranks_of(kind, faulty)]
         assert info.kind == "missing", (what, info)
-        assert [(m.rank, m.state) for m in info.missing] == late, (what, info)
+        # A process that is gone is not waited for, so that others may not have come yet.
+        found = [(m.rank, m.state) for m in info.missing if (m.state, kind) != ("running", "dies")]
+        assert found == late, (what, info)
         # Elsewhere than in the call to which it did not come; a program with one call had no other.
         seen = (
             "last call, ",
