@@ -57,6 +57,9 @@ Calls CallsOf(const Segment& segment, std::size_t seat, std::optional<std::uint6
       }
     }
     call.is_left = since_ns < 0 && !call.members.empty();
+    if (since_ns < 0 && !call.is_left) {
+      call.has_waited = false;  // it is over for all
+    }
     if (word == 0 || group.value_or(call.name.group) != call.name.group ||
         call.name.tag() != word >> Lane::kProgressBits) {
       continue;

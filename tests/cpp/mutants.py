@@ -395,6 +395,13 @@ MUTANTS = [
         ("stalemate", "WhoIsAheadOfACallIsInIt"),
     ),
     Mutant(
+        "nobody waits in a call that is over for all",
+        "csrc/host/stalemate.cc",
+        "if (since_ns < 0 && !call.is_left) {",
+        "if (false) {",
+        ("stalemate", "ACallThatIsOverHoldsNobodyBack"),
+    ),
+    Mutant(
         "a call that was left says nothing about other groups",
         "csrc/host/stalemate.cc",
         "since_ns < 0 && group.has_value() ? -since_ns : since_ns;",

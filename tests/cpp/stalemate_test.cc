@@ -139,6 +139,22 @@ void WhoIsAheadOfACallIsInIt(Context& context) {
   context.Expect(both.Found(1, kGroupOfAll).empty(), "1 has come to 11 before");
 }
 
+/// Its lane is not free yet where the process found its next call before.
+void ACallThatIsOverHoldsNobodyBack(Context& context) {
+  Waiting both(2);
+  both.IsAheadOf(0, {kGroupOfAll, 10, {1}});
+  both.HasRead(1, 0);
+  both.In(0, {kGroupOfAll, 11, {0, 1}});
+  both.In(1, {kGroupOfAll, 12, {0, 1}});
+  const std::string text =
+      "process 41 waits in call 12, execution 3 of this call; process 40 waits in call 11, "
+      "execution 3 of this call";
+  for (std::size_t process = 0; process < 2; ++process) {
+    context.Expect(both.Found(process, kGroupOfAll) == text,
+                   [&] { return both.Found(process, kGroupOfAll); });
+  }
+}
+
 void TheOddOneOutComesFirst(Context& context) {
   const std::string text = DoingsText(
       "process", {{0, "waits in A"}, {1, "waits in A"}, {2, "waits in B"}, {3, "waits in A"}});
@@ -206,6 +222,7 @@ int main(int argc, char** argv) {
                    {"WhoHasNotWaitedForLongMayGoOn", WhoHasNotWaitedForLongMayGoOn},
                    {"WhoHasEndedACallHasComeToIt", WhoHasEndedACallHasComeToIt},
                    {"WhoIsAheadOfACallIsInIt", WhoIsAheadOfACallIsInIt},
+                   {"ACallThatIsOverHoldsNobodyBack", ACallThatIsOverHoldsNobodyBack},
                    {"TheOddOneOutComesFirst", TheOddOneOutComesFirst},
                    {"ManyCallsLeaveRoomInACause", ManyCallsLeaveRoomInACause},
                    {"NoCharacterIsCut", NoCharacterIsCut},
