@@ -307,7 +307,8 @@ def _mismatched(head: str) -> tuple[MismatchedCall, ...]:
     doings = _DOING.split(head[head.index(": ") + 2 :])[1:]
     for first, others, doing in zip(*[iter(doings)] * 3, strict=True):
         where = (int(first), *map(int, others.split(", ") if others else ()))
-        for begin in _IN.finditer(doing):
+        end = 0
+        while (begin := _IN.search(doing, end)) is not None:  # not in a call's own path
             found, end = _calls(doing, begin.end())
             execution = _EXECUTION.search(doing, end)
             number = int(execution[1]) if execution else None

@@ -68,7 +68,7 @@ def test_the_fields_of_a_mismatch():
 
 def test_the_fields_of_a_mismatch_of_several_calls_each():
     """Also of alike ones, of one that is over, of XLA's, and of what is cut short."""
-    call = 'all_gather over "x" of f32[8] (32 bytes), called at a.py:%d (f)'
+    call = 'all_gather over "x" of f32[8] (32 bytes), called at go and in it/a.py:%d (f)'
     xla = (
         "all_reduce of XLA (sum): float32[256] (1024 bytes), devices 0-1, for jit(f)/dot at b.py:7"
     )
@@ -80,7 +80,7 @@ def test_the_fields_of_a_mismatch_of_several_calls_each():
     )
     assert info is not None
     assert [(each.where, each.op, each.source, each.execution) for each in info.calls] == [
-        ((0,), "all_gather", "a.py:1 (f) or a.py:2 (f)", 4),
+        ((0,), "all_gather", "go and in it/a.py:1 (f) or go and in it/a.py:2 (f)", 4),
         ((0,), "all_reduce", "b.py:7", 5),
         ((1,), None, None, None),
     ]
