@@ -10,12 +10,15 @@ import importlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from traceback import walk_stack
 from typing import Any
 
 import jax
 from jax.extend.core import Primitive
 from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import mlir
+
+_OWN = os.path.dirname(__file__) + os.sep
 
 # ---- Axes ----------------------------------------------------------------------------------------
 
@@ -159,7 +162,10 @@ def equation_metadata(ctx: mlir.LoweringRuleContext) -> Mapping[str, Any]:
 
 
 def source_line(ctx: mlir.LoweringRuleContext) -> str:
-    """Returns the user's `file:line (function)` of the equation, or "unknown line"."""
+    """Returns the user's `file:line (function)` of the equation, or "unknown line".
+
+    Where all of the program is ours, such as a training step: the line that has it lowered.
+    """
     return _line(ctx.traceback)
 
 
@@ -168,9 +174,14 @@ def _line(traceback: Any) -> str:
 
     hide_own_frames()
     frame = source_info_util.user_frame(traceback)
-    if frame is None:
-        return "unknown line"
-    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    if frame is not None:
+        return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    # JAX's traceback begins in the function that it traces.
+    for caller, line in walk_stack(None):
+        file = caller.f_code.co_filename
+        if not file.startswith(_OWN) and source_info_util.is_user_filename(file):
+            return f"{file}:{line} ({caller.f_code.co_qualname})"
+    return "unknown line"
 
 
 def equation_line(equation: Any) -> str:
@@ -181,8 +192,8 @@ def equation_line(equation: Any) -> str:
 @ft.cache
 def hide_own_frames() -> None:
     """Makes JAX take our callers' lines for the user's, not ours."""
-    for folder in ("collectives", "nn", "parallel"):
-        register_exclusion(os.path.join(os.path.dirname(__file__), folder))
+    for folder in ("collectives", "nn", "nnx", "optax", "parallel"):
+        register_exclusion(_OWN + folder)
 
 
 def platforms_with_rules(primitive: Primitive) -> list[str | None]:
@@ -450,7 +461,7 @@ PRIVATE_NAMES = {
         *("_replica_groups", "psum_p", "psum_invariant_p", "pmax_p", "pmin_p", "all_gather_p"),
         *("all_gather_invariant_p", "reduce_scatter_p", "all_to_all_p", "ppermute_p"),
     ),
-    "jax._src.source_info_util": ("user_frame",),
+    "jax._src.source_info_util": ("is_user_filename", "user_frame"),
     "jax._src.xla_bridge": ("backends_are_initialized",),
 }
 

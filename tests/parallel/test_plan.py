@@ -164,6 +164,19 @@ def test_a_state_that_was_donated():
     jax.tree.map(np.testing.assert_array_equal, again.params, after.params)
 
 
+def test_calls_of_a_step_stand_where_it_is_first_called():
+    """Where all of it is ours, JAX keeps no line of the user."""
+    plan, data = plan_of({"pipe": 2, "fsdp": 2}, schedule="1f1b"), batch()
+    state = plan.init(of_linen(None, None), OPTIMIZERS["sgd"], jax.random.key(0), data)
+    step = plan.build_train_step(ft.partial(loss_fn, None), donate=False)
+
+    def train() -> jaxcoll.Report:
+        return jaxcoll.explain(step, state, plan.shard_batch(data))
+
+    (source,) = {row.source for row in train().rows}
+    assert re.fullmatch(rf"{re.escape(__file__)}:\d+ \(\S*train\)", source)
+
+
 def test_described():
     plan = plan_of({"tensor": 2, "data": 2, "pipe": 2})
     assert plan.mesh.axis_names == ("pipe", "data", "tensor")
