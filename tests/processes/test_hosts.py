@@ -101,3 +101,15 @@ def test_a_mesh_says_where_its_devices_are(hosts: int):
             host = f" on host{process}" if hosts > 1 else ""
             device = rf"  cpu:\d+ process {process}{host}"
             assert re.fullmatch(rf"p {process}{device}\s*{device}", said[2 + process])
+
+
+@needs_native
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_gradients_are_compressed_between_hosts_alone(hosts: int):
+    lines = run_job("synchronizing.py", *(["hosts"] if hosts > 1 else []), processes=2, devices=2)
+    for said in lines.values():
+        if hosts > 1:
+            assert said[-1] == "averaged; 0 lines: []"
+        else:
+            assert said[-1].startswith("averaged; 1 lines: ")
+            assert "compression='int8' is off: all ranks are on one host" in said[-1]
