@@ -5,7 +5,7 @@ occurs, where the path, native or lax, and the version of JAX are two more facto
 JAX all pairs of the others, on lax and with `--each-value` on another JAX each value, as for tests
 that compile long, `@pytest.mark.slow`. With `--full`, all run the whole product.
 
-Of cases in a plain list, `--each-value` runs every other one.
+Of cases in a plain list, `--each-value` runs every third.
 """
 
 import collections
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--each-value",
         action="store_true",
-        help="run each value of a product, not each pair, and half of other lists of cases",
+        help="run each value of a product, not each pair, and a third of other lists of cases",
     )
 
 
@@ -88,7 +88,7 @@ LONG = ("processes", "stress", "examples", "docs", "test_bench.py")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
     if config.option.each_value:
-        left_out = {*_every_other(items)}
+        left_out = {*_two_of_three(items)}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     if not config.option.full:
@@ -97,14 +97,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="runs with --full"))
 
 
-def _every_other(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns those of each plain list of cases that stand at odd places."""
+def _two_of_three(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Returns those of each plain list of cases that `--each-value` leaves out."""
     counts: collections.Counter[str] = collections.Counter()
     found = []
     for item in items:
         name, _, case = item.nodeid.partition("[")
         if case and item.get_closest_marker("product") is None:
-            if counts[name] % 2:
+            if counts[name] % 3:
                 found.append(item)
             counts[name] += 1
     return found

@@ -116,7 +116,7 @@ def stages(schedule: Any, ranks: int) -> Layout:
         pytest.param(
             DEEP,
             (stages("interleaved", 2), DEEP_ON_1, stages("1f1b", 3), stages("interleaved", 2)),
-            marks=pytest.mark.full,
+            marks=pytest.mark.long,
         ),
     ],
     ids=["data to tensor", "padded to plain", "plain to padded", "stages to stages"],

@@ -61,6 +61,7 @@ def losses_of_one(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses
 
 
+@pytest.mark.long
 def test_two_processes(losses_of_one: list[float], tmp_path: Path):
     output = run(*TWO_PROCESSES, SCRIPT, f"--out={tmp_path}", *TINY)
     assert "on 4 simulated devices in 2 processes" in output
