@@ -7,6 +7,7 @@ from shared import head
 from three_ways import (
     WAYS,
     bars,
+    below_aim,
     losing,
     losses_text,
     model_text,
@@ -47,7 +48,9 @@ def _plans(result: dict[str, Any]) -> str:
             f"{ratios_text(row)} | {peaks_text(row)} | "
             f"{losses_text(row)} |"
         )
-    return "\n".join([*lines, *losing(result["rows"], _mesh)]) + "\n"
+    for section in (losing, below_aim):
+        lines += section(result["rows"], _mesh)
+    return "\n".join(lines) + "\n"
 
 
 def _pipelines(result: dict[str, Any]) -> str:

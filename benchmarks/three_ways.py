@@ -14,6 +14,8 @@ WAYS = {"auto": ("jaxcoll", "#1b7837"), "lax": ("lax", "#bbbbbb"), "GSPMD": ("GS
 ACCUMULATED = "GSPMD, micro-batches"
 # Of the time of the better of both, over ours.
 NOT_SLOWER = 0.95
+# Of the time of lax over ours, between processes.
+AIM = 1.3
 
 
 def windows(of: Any) -> tuple[Any, Any]:
@@ -207,9 +209,37 @@ def losing(rows: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], str])
             cause = "GSPMD" if lax >= NOT_SLOWER else "not known"
             if ACCUMULATED in row["ratio"]:
                 cause += f"; in as many micro-batches {row['ratio'][ACCUMULATED]:.2f}"
-            place = f"{row['processes']} x {row['devices']}, {name_of(row)}, {model_text(row)}"
-            lines.append(f"| {place} | {better:.2f} | {lax:.2f} | {cause} |")
+            lines.append(f"| {_place(row, name_of)} | {better:.2f} | {lax:.2f} | {cause} |")
     return lines
+
+
+def below_aim(rows: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], str]) -> list[str]:
+    """Returns a section on the rows of several processes that are not far enough before lax."""
+    lines = [
+        "",
+        f"## Below {AIM} of lax between processes",
+        "",
+        f"*At most*, as above, is of a step whose calls take no time. Where it is below {AIM}, the "
+        "rest of the step, computing and a pipeline's bubble, is too long for any calls to reach "
+        "that. The share of our calls has what they wait for other processes in it, but not a "
+        "pipeline's bubble. Where there are more devices than cores, others compute meanwhile, and "
+        "less than that share could be gained.",
+        "",
+        "| row | lax / ours | at most | cause |",
+        "|---|--:|--:|---|",
+    ]
+    for row in sorted(rows, key=lambda row: row["ratio"]["lax"]):
+        lax, limit = row["ratio"]["lax"], row["limit"]
+        if row["processes"] > 1 and lax < AIM:
+            cause = f"our calls take {1 - lax / limit:.1%} of the step"
+            if limit < AIM:
+                cause += f": no faster ones reach {AIM}"
+            lines.append(f"| {_place(row, name_of)} | {lax:.2f} | {limit:.2f} | {cause} |")
+    return lines
+
+
+def _place(row: dict[str, Any], name_of: Callable[[dict[str, Any]], str]) -> str:
+    return f"{row['processes']} x {row['devices']}, {name_of(row)}, {model_text(row)}"
 
 
 def losses_text(row: dict[str, Any]) -> str:

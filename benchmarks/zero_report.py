@@ -7,6 +7,7 @@ from shared import head
 from three_ways import (
     WAYS,
     bars,
+    below_aim,
     losing,
     losses_text,
     model_text,
@@ -44,8 +45,13 @@ def markdown(result: dict[str, Any]) -> str:
             f"{ratios_text(row)} | {peaks_text(row)} | "
             f"{losses_text(row)} |"
         )
-    lines += losing(result["rows"], lambda row: f"{_mesh(row)}, {row['strategy']}")
+    for section in (losing, below_aim):
+        lines += section(result["rows"], _name)
     return "\n".join(lines) + "\n"
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{_mesh(row)}, {row['strategy']}"
 
 
 def _mesh(row: dict[str, Any]) -> str:
