@@ -428,7 +428,8 @@ def data_parallel_train_step(
             beside its `"loss"`, scalars or such pairs. Without: cross entropy of integer labels,
             and accuracy.
         axis_name: the axis, or axes, over which the batch is split.
-        accumulate: micro-batches whose gradients are added before they meet those of other devices.
+        accumulate: micro-batches whose gradients are added before they meet those of other devices;
+            stage 3 of `jaxcoll.fully_shard` scatters those of each.
         bucket_bytes: gradients are summed in calls of about so many bytes, the last parameters'
             first, each as soon as the backward pass has them. Without, in one call. On 2 cores
             neither was faster throughout: medians of steps with 1 MiB a call, not taken in turn

@@ -551,7 +551,7 @@ MUTANTS = [
         "parallel/test_reshard.py::test_layouts_share_no_memory",
     ),
     Mutant(
-        "each micro-batch is summed over the ranks",
+        "each micro-batch is summed over the ranks (stage 3 shall scatter each)",
         "parallel/step.py",
         "        return grads, metrics, others\n",
         "        mean = all_reduce(grads, axes, 'mean')\n"
