@@ -1,5 +1,6 @@
 """Pipeline parallelism: layers on the ranks of an axis, micro-batches passing through them."""
 
+import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.collectives.ppermute import ppermute
 from jaxcoll.parallel.batches import LossFn
-from jaxcoll.parallel.gated import typed_like
+from jaxcoll.parallel.gated import gated, typed_like
 from jaxcoll.parallel.pipeline_cut import counted, named_layers, num_layers, run_layers
 from jaxcoll.parallel.pipelined import pipe_of, with_pipe
 from jaxcoll.parallel.schedules import Kind
@@ -75,7 +76,9 @@ def pipeline(
 
     Cost: a fraction (p - 1) / (m + p - 1) of the time is a bubble. All that the layers keep for
         the way back is kept for all micro-batches, unless the layer is under `jax.checkpoint`.
-    Differentiable: yes.
+    Differentiable: yes. A layer is not computed in the bubble, unless it communicates, or reads a
+        float from outside that is the same on all ranks: then a derivative with respect to such a
+        float that is infinite at what there is makes its gradient NaN.
     Source: GPipe, Huang et al. (2019).
     """
     call = "pipeline"
@@ -89,23 +92,25 @@ def pipeline(
                 f"split into {count} micro-batches (x{jax.tree_util.keystr(path)} of shape "
                 f"{leaf.shape}). Use a number that divides them."
             )
-    run_stage = _stage(call, layer, stacked, axis_name)
+    run_stage, layers = _stage(call, layer, stacked, axis_name)
     micro = jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), x)
     to_next = [(i, i + 1) for i in range(size - 1)]
 
     def tick(received: Any, t: jax.Array) -> tuple[Any, Any]:
         number = jnp.clip(t - rank, 0, count - 1)
-        # Real data in the bubble, too: zeros could make infinite derivatives, and those NaNs.
+        key = None if rng is None else jax.random.fold_in(rng, number)
         fresh = jax.tree.map(lambda leaf: leaf[jnp.minimum(t, count - 1)], micro)
-        y = run_stage(
-            jax.tree.map(lambda new, old: jnp.where(rank == 0, new, old), fresh, received),
-            None if rng is None else jax.random.fold_in(rng, number),
-        )
-        return (ppermute(y, axis_name, to_next) if size > 1 else y), y
+        x = jax.tree.map(lambda new, old: jnp.where(rank == 0, new, old), fresh, received)
+        if size == 1:
+            return (y := run_stage(layers, x, key)), y
+        # Not in the bubble, where a layer sees what it is not made for: a derivative that is
+        # infinite there would make gradients NaN.
+        y = gated(t - rank == number, ft.partial(run_stage, key=key), x, (layers, x))
+        return ppermute(y, axis_name, to_next), y
 
     start = jax.tree.map(lambda leaf: varying(leaf[0], axis_name), micro)
     # Typed as what comes out of a stage, which may vary over more axes.
-    start = jax.tree.map(typed_like, start, jax.eval_shape(run_stage, start, rng))
+    start = jax.tree.map(typed_like, start, jax.eval_shape(run_stage, layers, start, rng))
     _, ys = lax.scan(tick, start, jnp.arange(count + size - 1))
 
     def of_last(y: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -115,8 +120,8 @@ def pipeline(
     return all_reduce(jax.tree.map(of_last, ys, x), axis_name)
 
 
-def _stage(call: str, layer: Layer, stacked: Any, axis_name: str) -> Callable[[Any, Any], Any]:
-    """Returns a rank's layers as a function `(x, key) -> x`."""
+def _stage(call: str, layer: Layer, stacked: Any, axis_name: str) -> tuple[Callable[..., Any], Any]:
+    """Returns a rank's part as a function `(layers, x, key) -> x`, and its layers."""
     size, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
     held = named_layers(stacked)
     count = num_layers(call, held)
@@ -129,13 +134,14 @@ def _stage(call: str, layer: Layer, stacked: Any, axis_name: str) -> Callable[[A
         )
     if is_split:
         numbers = rank * count + jnp.arange(count)
-        return lambda x, rng: run_layers(call, layer, stacked, numbers, x, rng)
+        return lambda chunk, x, key: run_layers(call, layer, chunk, numbers, x, key), stacked
     where = f'{counted(*next(iter(held.items())))}, over "{axis_name}"'
     layers = Layers(sizes_for(call, count, size, None, where), size)
     mine = jax.tree.map(lambda leaf: layers.part(varying(leaf, axis_name), rank), stacked)
     numbers = layers.numbers(rank)[0]
     lack = min(layers.sizes) < layers.width
-    return lambda x, rng: run_layers(call, layer, mine, numbers, x, rng, some_lack=lack)
+    run = ft.partial(run_layers, call, layer, some_lack=lack)
+    return lambda chunk, x, key: run(chunk, numbers, x, key), mine
 
 
 def pipeline_parallel_train_step(

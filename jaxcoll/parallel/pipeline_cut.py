@@ -77,16 +77,16 @@ def run_layers(
     xs = (jnp.arange(count) if numbers is None else numbers, chunk)
     first = jax.tree.map(lambda leaf: leaf[0], xs)
 
-    def step(x: Any, numbered: Any) -> tuple[Any, None]:
+    def step(given: Any, x: Any, numbered: Any) -> tuple[Any, None]:
         if not some_lack:
             return one(x, *numbered), None
-        number, params = numbered
-        # The first one is there: what a layer makes of zeros may have no derivative.
-        compute = ft.partial(one, x, number)
-        return gated(number >= 0, compute, x, (params,), (first[1],)), None
+        # The first one is there, and computed with what is given: what a layer makes of zeros, or
+        # of what another one is to see, may have no derivative.
+        return gated(numbered[0] >= 0, one, x, (x, *numbered), (given, *first)), None
 
-    result = jax.eval_shape(lambda x, first: step(x, first)[0], x, first)
-    return lax.scan(step, jax.tree.map(typed_like, x, result), xs)[0]
+    result = jax.eval_shape(lambda x, first: step(x, x, first)[0], x, first)
+    x = jax.tree.map(typed_like, x, result)
+    return lax.scan(ft.partial(step, x), x, xs)[0]
 
 
 def named_layers(stacked: Any) -> dict[str, Any]:

@@ -81,3 +81,29 @@ def test_layers_that_a_stage_lacks_make_no_nan(name: str):
         state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
         trained.append(state.unpadded().params)
     assert_trained_as(*trained)
+
+
+def test_layers_that_a_stage_lacks_see_no_other_layers_input():
+    """Where a stage has one, each layer is made for what the one before it returns alone."""
+
+    def init(rng: Any, x: Any) -> Any:
+        out = 0.1 * jax.random.normal(rng, (WIDTH, 4), x.dtype)
+        return {"shifts": jnp.array([100.0, 50.0, -5.0]), "out": out}
+
+    def apply(params: Any, x: Any, pipeline: Any = sequential) -> Any:
+        def layer(shift: Any, x: Any) -> Any:
+            y = jnp.sqrt(x + shift)
+            if jax.sharding.get_abstract_mesh().manual_axes:  # as a tensor-parallel layer
+                y = lax.psum(lax.pcast(y, "tensor", to="varying") / 2, "tensor")
+            return y
+
+        return pipeline(layer, params["shifts"], x[:, :WIDTH] ** 2) @ params["out"]
+
+    data, trained = batch(), []
+    for pipe in (2, 1):
+        mesh = mesh_of(data=1, pipe=pipe, tensor=2)
+        model = pipelined((init, apply), 3)
+        state = start(model, data, mesh)
+        state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+        trained.append(state.unpadded().params)
+    assert_trained_as(*trained)
