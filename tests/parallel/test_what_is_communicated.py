@@ -131,6 +131,9 @@ def test_a_step(case: str):
     state = plan.init(model, optax.adam(0.1), jax.random.key(0), batch())
     program = on_a_rank(plan.build_train_step(), state, batch())
     assert communicated(program) == expected
+    # Nor does any stand where some ranks may not come by.
+    for branch in equations(program, "cond"):
+        assert not any(communicated(each.jaxpr) for each in branch.params["branches"])
     # The optimizer computes with what a rank keeps of its state alone.
     moments = jax.tree.leaves(state.opt_state[0].nu)
     kept = {leaf.sharding.shard_shape(leaf.shape) for leaf in moments}
