@@ -272,6 +272,16 @@ MUTANTS = [
         "            return jax.random.fold_in(rng, 0 * number)\n",
         "parallel/test_pipeline_dropout.py::test_dropout_is_that_of_micro_batches[1f1b-over0]",
     ),
+    Mutant(
+        "of stages and ticks",
+        "parallel/pipeline_run.py",
+        'what goes to the stage before."""\n'
+        "        micro, key, chunk, numbers = self._of_tick(row)\n",
+        'what goes to the stage before."""\n'
+        "        micro, key, chunk, numbers = self._of_tick(row)\n"
+        "        key = jax.random.fold_in(key, 1)\n",
+        "parallel/test_pipeline_dropout.py::test_dropout_is_that_of_micro_batches[1f1b-over0]",
+    ),
     # ---- Pipelines -------------------------------------------------------------------------------
     Mutant(
         "what is computed in the bubble reaches a result or a gradient",
@@ -672,7 +682,7 @@ WITHOUT = {
         "a line that makes it so makes other values, too"
     ),
     "copies drift apart, with them": "types refuse every edit that makes copies differ",
-    "others where a layer is computed again": KEYS,
+    "others where a layer is computed again": f"{KEYS}; of a pipeline, see 'of stages and ticks'",
     "others where parameters are gathered again": KEYS,
     "nothing, one value, one more than a window": ENGINE,
     "a sum of halves is rounded at each rank, or at each step of a ring": ENGINE,
