@@ -21,6 +21,7 @@ from jaxcoll._sharding import leaf_name
 from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.parallel import piecewise, scattered_grads
+from jaxcoll.parallel.averaged import averaged_leaves
 from jaxcoll.parallel.batches import LossFn, cross_entropy, inputs_of, sums
 from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
@@ -146,9 +147,7 @@ def build_step(
             )
         check_axes(call, state.opt_state, axes)
         if synchronizes(state.opt_state):
-            metrics = all_reduce(_local(metrics, axes), axes)
-            # The mean that the optimizer takes is the sum, divided once.
-            grads = jax.tree.map(lambda grad: grad * lax.axis_size(axes), grads)
+            grads, metrics = _to_be_averaged(call, grads, _local(metrics, axes), axes, state)
         else:
             if zero and zero.stage == 2 and not is_scattering:
                 grads = zero.summed(grads, state.split)
@@ -355,6 +354,21 @@ def _summed(
     wholes, metrics = all_reduce((as_sent(wholes), metrics), axes)
     iterators = {True: iter(parts), False: iter(wholes)}
     return treedef.unflatten(next(iterators[part]) for part in is_part), metrics
+
+
+def _to_be_averaged(
+    call: str, grads: Any, metrics: Any, axes: Axes, state: TrainState
+) -> tuple[Any, Any]:
+    """Returns metrics summed over all, and gradients of which the optimizer takes the mean."""
+    leaves, treedef = jax.tree.flatten(grads)
+    is_averaged = averaged_leaves(call, state.optimizer, state.params, state.opt_state)
+    each_leaf = list(zip(leaves, is_averaged, strict=True))
+    left_out, metrics = all_reduce(([leaf for leaf, flag in each_leaf if not flag], metrics), axes)
+    sums, count = iter(left_out), lax.axis_size(axes)
+    # The mean of so many times a gradient is the sum, divided once.
+    return treedef.unflatten(
+        leaf * count if flag else next(sums) for leaf, flag in each_leaf
+    ), metrics
 
 
 def _updated(state: TrainState, grads: Any, zero: Zero | None) -> tuple[Any, Any]:

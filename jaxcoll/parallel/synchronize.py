@@ -27,6 +27,12 @@ _CALL = "optax.synchronize"
 _is_off: contextvars.ContextVar[bool] = contextvars.ContextVar("is_off", default=False)
 
 
+@jax.jit
+def jaxcoll_average(tree: Any) -> Any:
+    """Stands, under a name by which it is found, where `synchronize` would average."""
+    return lax.optimization_barrier(tree)
+
+
 @contextlib.contextmanager
 def without_synchronization() -> Iterator[None]:
     """Traces optimizers as if each was alone, for a look at what they do."""
@@ -63,7 +69,9 @@ def synchronize(
     """Returns a transformation that averages gradients over the ranks of a mesh axis.
 
     First in `optax.chain`, inside `jax.shard_map`, on gradients of each rank's own loss. In
-    `jaxcoll.data_parallel_train_step` it takes the place of the step's own sum.
+    `jaxcoll.data_parallel_train_step` it takes the place of the step's own sum, which stays for
+    leaves that `optax.masked` or `optax.partition` leave out; what comes before it must be linear,
+    and without a state: a norm, or moments, would be of each rank's own gradients.
 
     Compression is for what travels between hosts: the ranks of a host add their gradients in full
     precision, and each sends its share of the sum. Where all ranks are on one host it is off, and a
@@ -137,7 +145,7 @@ def synchronize(
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
         if _is_off.get():
-            return updates, state
+            return jaxcoll_average(updates), state
         check_mapped(_CALL, axes, updates)
         leaves, treedef = jax.tree.flatten(updates)
         if not any(_varies(leaf, axes) for leaf in leaves):

@@ -10,9 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from training import SGD, assert_trained_as, batch, mesh_of, reference, start, train
+from training import (
+    SGD,
+    STEPS,
+    assert_copies_are_equal,
+    assert_trained_as,
+    batch,
+    mesh_of,
+    reference,
+    start,
+    train,
+)
 
-from jaxcoll import data_parallel_train_step, fully_shard
+from jaxcoll import clip_by_global_norm, data_parallel_train_step, fully_shard
 from jaxcoll.models import SimpleClassifier, TPClassifier
 from jaxcoll.optax import SynchronizeState, synchronize
 from jaxcoll.parallel.quantization import BLOCK, dequantized, quantized
@@ -181,7 +191,8 @@ OPTIMIZERS = {
     "chain": lambda **o: optax.chain(synchronize(**o), optax.sgd(0.5, momentum=0.9)),
     "after another": lambda **o: optax.chain(optax.scale(2.0), synchronize(**o), optax.sgd(0.25)),
     "masked": lambda **o: optax.chain(
-        optax.masked(synchronize(**o), {"hidden_layer": True, "output_layer": True}), optax.sgd(0.5)
+        optax.masked(synchronize(**o), {"hidden_layer": True, "output_layer": False}),
+        optax.sgd(0.5, momentum=0.9),
     ),
     "partitioned": lambda **o: optax.chain(
         optax.masked(synchronize(**o), {"hidden_layer": True, "output_layer": False}),
@@ -241,6 +252,62 @@ def test_trains_as_on_one_device(size: int, accumulate: int):
     step = data_parallel_train_step(PLAIN, accumulate=accumulate)
     state, _ = train(step, state, data, mesh, state.specs)
     assert_trained_as(state.params, expected)
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_leaves_that_it_leaves_out_are_summed_by_the_step(typed: bool):
+    """Those of another optimizer: nothing averages them there."""
+    data, mesh = batch(), mesh_of(data=4)
+    labels = jax.tree_util.tree_map_with_path(
+        lambda path, _: "mean" if "kernel" in str(path) else "adam", start(PLAIN, data).params
+    )
+
+    def optimizer(first: Any) -> Any:
+        return optax.partition({"mean": optax.chain(first, SGD), "adam": optax.adam(0.1)}, labels)
+
+    state = start(PLAIN, data, mesh, optimizer(synchronize(mesh=mesh)))
+    expected, _ = reference(PLAIN, jax.device_get(state.params), data, optimizer(optax.identity()))
+    step = jax.jit(
+        jax.shard_map(
+            data_parallel_train_step(PLAIN),
+            mesh=mesh,
+            in_specs=(state.specs, jax.P("data")),
+            out_specs=(state.specs, jax.P()),
+            check_vma=typed,
+        )
+    )
+    for _ in range(STEPS):
+        state, _ = step(state, data)
+    assert_copies_are_equal(state.params)
+    assert_trained_as(state.params, expected)
+
+
+BEFORE = {
+    "clip": (
+        optax.clip_by_global_norm(0.1),
+        r"\['bias'\], .* before that \w+ in .* reads each rank's",
+    ),
+    "our clip": (
+        clip_by_global_norm(0.1),
+        r"\['bias'\], .* before that \w+ in .* reads each rank's",
+    ),
+    "momentum": (optax.trace(0.9), r"\['bias'\], .* before that the state keeps each rank's own"),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_would_read_gradients_that_are_not_averaged_is_refused(name: str):
+    before, text = BEFORE[name]
+    data, mesh = batch(), mesh_of(data=4)
+    state = start(PLAIN, data, mesh, optax.chain(before, synchronize(mesh=mesh), SGD))
+    step = data_parallel_train_step(PLAIN)
+    with pytest.raises(ValueError, match=text + r".*Put it first: optax\.chain\(jaxcoll"):
+        train(step, state, data, mesh, state.specs)
+    after = start(PLAIN, data, mesh, optax.chain(synchronize(mesh=mesh), before, SGD))
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(after.specs, jax.P("data")), out_specs=(after.specs, jax.P())
+    )
+    jax.eval_shape(mapped, after, data)
 
 
 def test_beside_tensor_parallelism():
