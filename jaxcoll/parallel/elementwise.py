@@ -42,10 +42,18 @@ def check_elementwise(
         makes = name.startswith(("random", "threefry", "rng"))
         if (touches or makes) and name.startswith(_MIXING) and name != "reduce_precision":
             raise ValueError(_refusal(call, f"{name} in {_compat.equation_line(equation)}", split))
-    of_parts = _steps(optimizer, parts)
+    by_shape = "what it does with a parameter depends on its shape, and"
+    try:
+        of_parts = _steps(optimizer, parts)
+    except (TypeError, ValueError) as error:
+        raise ValueError(_refusal(call, by_shape, split)) from error
     if [_signature(e) for e, _ in steps] != [_signature(e) for e, _ in of_parts]:
-        what = "what it does with a parameter depends on its shape, and"
-        raise ValueError(_refusal(call, what, split))
+        raise ValueError(_refusal(call, by_shape, split))
+    for (equation, _), (of_part, _) in zip(steps, of_parts, strict=True):
+        # In a schedule, or along a dimension that is not split, it counts as far on parts.
+        if equation.primitive.name == "iota" and _count(equation) != _count(of_part):
+            what = f"iota in {_compat.equation_line(equation)}, which counts positions,"
+            raise ValueError(_refusal(call, what, split))
 
 
 def _first_split(whole: Any, parts: Any, specs: Any) -> str:
@@ -62,8 +70,9 @@ def _first_split(whole: Any, parts: Any, specs: Any) -> str:
 def _refusal(call: str, what: str, split: str) -> str:
     return (
         f"{call}: optimizer: its update is not element by element: {what} would be wrong on parts "
-        f"of parameters, such as {split}. Use an optimizer that is, such as optax.adamw, or "
-        "parameters that are not split."
+        f"of parameters, such as {split}. Use an optimizer that is, such as optax.adamw, with "
+        "jaxcoll.clip_by_global_norm for optax.clip_by_global_norm, or parameters that are not "
+        "split."
     )
 
 
@@ -93,6 +102,10 @@ def _signature(equation: Any) -> tuple[Any, ...]:
     """Returns what must be the same for a parameter and for a part of it."""
     values = [str(v.val) for v in equation.invars if hasattr(v, "val") and not jnp.ndim(v.val)]
     return equation.primitive.name, *values
+
+
+def _count(iota: Any) -> int:
+    return iota.params["shape"][iota.params["dimension"]]
 
 
 def _equations(jaxpr: Any, of_values: Sequence[bool]) -> Iterator[tuple[Any, bool]]:

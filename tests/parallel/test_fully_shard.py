@@ -468,8 +468,11 @@ def by_their_square() -> optax.GradientTransformation:
 def test_optimizers_that_mix_values_are_refused(optimizer: Any):
     """Whatever splits the parameters: norms of a part, or a choice by its shape, would be wrong."""
     text = r"optimizer: .* not element by element.* params\['hidden_layer'\]\['kernel'\], "
+    instead = r".*jaxcoll.clip_by_global_norm for optax.clip_by_global_norm, or"
     mesh = mesh_of(data=2, tensor=2)
-    with pytest.raises(ValueError, match=text + r"float64\[16, 12\], .*\('data',.* \[8, 12\]"):
+    with pytest.raises(
+        ValueError, match=text + r"float64\[16, 12\], .*\('data',.* \[8, 12\]" + instead
+    ):
         start(fully_shard(PLAIN, min_weight_size=16), batch(), mesh, optimizer)
     with pytest.raises(ValueError, match=r"optimizer: .* not element by element.*'tensor'"):
         start(TPClassifier(num_classes=4, hidden=24, mesh=mesh), batch(), mesh, optimizer)
@@ -525,6 +528,33 @@ def test_an_optimizer_that_looks_at_shapes_is_refused():
             mesh_of(data=2),
             optax.adamw(0.1, mask=mask),
         )
+
+
+def of_the_first(*, rows: bool) -> optax.GradientTransformation:
+    """Keeps the gradients of three rows, or columns, of matrices, by a schedule that counts too."""
+
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        del params
+        rate = jnp.where(jnp.arange(7) < 3, 0.1, 0.2).sum()
+        kept = lambda g: lax.broadcasted_iota(int, g.shape, 0 if rows else 1) < 3  # noqa: E731
+        return jax.tree.map(lambda g: g * kept(g) * rate if g.ndim == 2 else g, grads), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def test_an_optimizer_that_counts_positions_is_refused():
+    """Along a dimension that is split: rows here."""
+    data, mesh = batch(), mesh_of(data=4)
+    model = fully_shard(PLAIN, min_weight_size=64)
+    text = r"not element by element: iota in .*, which counts positions, would be wrong .*'kernel'"
+    with pytest.raises(ValueError, match=text):
+        start(model, data, mesh, of_the_first(rows=True))
+    start(model, data, mesh, of_the_first(rows=False))
+    rows = optax.stateless_with_tree_map(
+        lambda g, _: g * np.ones((16, 1)) if g.shape[1:] == (12,) else g
+    )
+    with pytest.raises(ValueError, match="what it does with a parameter depends on its shape, and"):
+        start(model, data, mesh, rows)
 
 
 def is_kernel(params: Any) -> Any:
