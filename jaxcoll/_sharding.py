@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from jaxcoll._errors import listed
 
 
 def leaf_name(path: Sequence[Any]) -> str:
@@ -48,22 +50,42 @@ def fitted(sharding: NamedSharding, shape: Sequence[int], dimension: int) -> Nam
     return NamedSharding(sharding.mesh, P(*spec), memory_kind=sharding.memory_kind)
 
 
+def checked_sharding(
+    call: str, name: str, shape: Sequence[int], mesh: Mesh, spec: P, remedy: str = ""
+) -> NamedSharding:
+    """Returns the sharding that a spec of a mesh's axes says, which splits such an array.
+
+    Raises:
+        ValueError: the spec has an axis twice; or see `check_divisible`.
+    """
+    axes = jax.tree.leaves(tuple(spec))
+    if twice := [axis for axis in axes if axes.count(axis) > 1]:
+        raise ValueError(
+            f"{call}: {name} of shape {tuple(shape)}: {spec} splits it over {listed(twice[:1])} "
+            "twice. An axis splits one dimension, once: leave it out of the others."
+        )
+    sharding = NamedSharding(mesh, spec)
+    check_divisible(call, name, shape, sharding, remedy)
+    return sharding
+
+
 def check_divisible(
     call: str, name: str, shape: Sequence[int], sharding: NamedSharding, remedy: str = ""
 ) -> None:
     """Raises ValueError where a sharding splits a dimension that is not there or not divisible."""
+    if len(sharding.spec) > len(shape):
+        raise ValueError(
+            f"{call}: {name}: the sharding {sharding.spec} has an entry for dimension "
+            f"{len(shape)}, but the leaf has shape {tuple(shape)}. Shorten it, or replicate the "
+            "leaf: jax.P()."
+        )
     for dimension, axes in enumerate(sharding.spec):
         if axes is None:
             continue
         axes = axes if isinstance(axes, tuple) else (axes,)
         size = math.prod(sharding.mesh.shape[axis] for axis in axes)
-        if dimension >= len(shape):
-            raise ValueError(
-                f"{call}: {name}: the sharding {sharding.spec} splits dimension {dimension}, but "
-                f"the leaf has shape {tuple(shape)}. Replicate it: jax.P()."
-            )
         if rest := shape[dimension] % size:
-            remedy = remedy or f"drop or pad {rest} of {shape[dimension]}"
+            remedy = remedy or f"drop {rest} or pad {size - rest}"
             raise ValueError(
                 f"{call}: {name}: dimension {dimension} of shape {tuple(shape)} can't be split "
                 f"over {size} devices ({', '.join(axes)}). Make it a multiple of {size}: {remedy}."

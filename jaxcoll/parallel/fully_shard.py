@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from jaxcoll._errors import one_of
 from jaxcoll.parallel.piecewise import Schedule
 from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
@@ -57,7 +56,7 @@ def fully_shard(
             parameter has no other.
 
     Raises:
-        TypeError: a model of another kind.
+        TypeError: a model of another kind, or several axes.
         ValueError: an unknown stage, a number that is too small, or a model that is sharded
             already.
 
@@ -76,8 +75,14 @@ def fully_shard(
     """
     call = "fully_shard"
     pure = as_pure(call, model)
+    if not isinstance(axis_name, str):
+        raise TypeError(
+            f"{call}: axis_name: expected the name of one axis, got {axis_name!r}. Others over "
+            "which the batch is split hold copies: pass them to the step alone, as "
+            'data_parallel_train_step(model, axis_name=("replica", "data")).'
+        )
     if stage not in (1, 2, 3):
-        raise ValueError(one_of(call, "stage", stage, ("1", "2", "3")))
+        raise ValueError(f"{call}: stage: expected one of 1, 2, 3, got {stage!r}.")
     if min_weight_size < 0:
         raise ValueError(f"{call}: min_weight_size: expected 0 or more, got {min_weight_size}.")
     if prefetch is not None and prefetch < 0:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll._sharding import check_divisible, leaf_name
+from jaxcoll._sharding import checked_sharding, leaf_name
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.splits import SplitDim
 from jaxcoll.parallel.stages import Layers
@@ -54,9 +54,7 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
         for axis in jax.tree.leaves(tuple(spec)):
             where = f"{call}: {name} of shape {np.shape(leaf)}"
             check_mesh_axis(where, "new_specs", mesh, axis)
-        sharding = NamedSharding(mesh, spec)
-        check_divisible(call, name, np.shape(leaf), sharding)
-        return sharding
+        return checked_sharding(call, name, np.shape(leaf), mesh, spec)
 
     try:
         specs = jax.tree.broadcast(new_specs, state, is_leaf=lambda leaf: isinstance(leaf, P))

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import _compat
-from jaxcoll._sharding import check_divisible, fitted, leaf_name
+from jaxcoll._sharding import checked_sharding, fitted, leaf_name
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.batches import inputs_of
 from jaxcoll.parallel.elementwise import check_elementwise
@@ -272,6 +272,7 @@ def _specs(
     split, zero = (), pure.zero
     if zero is not None:
         check_mesh_axis("fully_shard", "axis_name", mesh, zero.axis_name)
+        _check_not_taken(call, params, param_specs, zero.axis_name)
         leaves, treedef = jax.tree.flatten(params)
         whole = treedef.flatten_up_to(param_specs)
         stacked = frozenset()
@@ -337,11 +338,22 @@ def _check_specs(call: str, params: Any, specs: Any, mesh: Mesh) -> None:
         name = f"params{leaf_name(path)}"
         for axis in _axes_of(spec):
             check_mesh_axis(f"{call}: {name} of shape {leaf.shape}", "names", mesh, axis)
-        sharding = NamedSharding(mesh, spec)
         remedy = (
             "choose the model's sizes or the mesh so, or don't split it (PPClassifier: split=False)"
         )
-        check_divisible(call, name, leaf.shape, sharding, remedy)
+        checked_sharding(call, name, leaf.shape, mesh, spec, remedy)
+
+    jax.tree_util.tree_map_with_path(check, params, specs)
+
+
+def _check_not_taken(call: str, params: Any, specs: Any, axis_name: str) -> None:
+    def check(path: Any, leaf: Any, spec: P) -> None:
+        if axis_name in _axes_of(spec):
+            raise ValueError(
+                f"{call}: params{leaf_name(path)} of shape {leaf.shape}: the model splits it over "
+                f'"{axis_name}" itself, {spec}, as fully_shard would: leave that out of the model, '
+                "or give fully_shard another axis of the mesh."
+            )
 
     jax.tree_util.tree_map_with_path(check, params, specs)
 

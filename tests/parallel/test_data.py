@@ -64,7 +64,9 @@ def test_bad_batches(where: str):
     shard_batch = of(where, "shard_batch")
     with pytest.raises(ValueError, match=r"shard_batch: \['a'\]\[1\]: dimension 0 of shape \(4,\)"):
         shard_batch({"a": [np.ones(3), np.ones(4)]}, sharding)
-    with pytest.raises(ValueError, match=r"\['a'\]: .*shape \(\). Replicate it"):
+    with pytest.raises(ValueError, match=r"Make it a multiple of 3: drop 1 or pad 2\.$"):
+        shard_batch({"a": np.ones(4)}, sharding)
+    with pytest.raises(ValueError, match=r"\['a'\]: .*shape \(\). Shorten it, or replicate"):
         shard_batch({"a": 1.0}, sharding)
     with pytest.raises(
         ValueError, match=r"data_axis: 'dat' is not an axis.*\"data\".*Did you mean"

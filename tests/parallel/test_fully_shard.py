@@ -28,6 +28,7 @@ from jaxcoll import (
     fully_shard,
     global_norm,
     reshard,
+    with_partitioning,
 )
 from jaxcoll.models import SimpleClassifier, TPClassifier
 
@@ -378,8 +379,14 @@ def test_from_one_layout_to_another():
 
 def test_errors():
     data, mesh = batch(), mesh_of(data=4)
-    with pytest.raises(ValueError, match="fully_shard: stage: expected one of"):
-        fully_shard(PLAIN, stage=4)
+    with pytest.raises(
+        ValueError, match=r"fully_shard: stage: expected one of 1, 2, 3, got '3'\.$"
+    ):
+        fully_shard(PLAIN, stage="3")  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"axis_name: expected the name of one axis, .* hold copies"
+    ):
+        fully_shard(PLAIN, ("replica", "data"))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="fully_shard: model: expected a Flax linen or NNX module"):
         fully_shard(3)
     model = fully_shard(PLAIN, min_weight_size=16)
@@ -402,6 +409,23 @@ def test_errors():
     other = data_parallel_train_step(fully_shard(PLAIN, stage=2, min_weight_size=16))
     with pytest.raises(ValueError, match=r"made with Zero.*stage=3.* model is with Zero.*stage=2"):
         train(other, state, data, mesh, state.specs)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ((None, "data"), r'the model splits it over "data" itself, .*, as fully_shard would'),
+        (("tensor", "tensor"), r'splits it over "tensor" twice\. An axis splits one dimension'),
+        (("tensor", None, None), r"has an entry for dimension 2, but the leaf has shape \(16, 4\)"),
+    ],
+    ids=["the axis of fully_shard", "an axis twice", "too long"],
+)
+def test_what_a_model_says_of_its_parameters(names: Any, text: str):
+    init = with_partitioning(nn.initializers.lecun_normal(), names)
+    model = fully_shard(nn.Dense(4, kernel_init=init), min_weight_size=1)
+    text = r"create_train_state: params\['kernel'\].*" + text
+    with pytest.raises(ValueError, match=text):
+        start(model, batch(), mesh_of(data=2, tensor=2))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -30,7 +30,7 @@ def test_a_sharding():
     sharding = jax.NamedSharding(mesh, jax.P("data"))
     placed = DevicePlacement().distribute_batch({"x": TREE["x"]}, sharding)
     assert placed["x"].sharding == sharding
-    with pytest.raises(ValueError, match=r"distribute_batch: \['n'\]: .* Replicate it"):
+    with pytest.raises(ValueError, match=r"distribute_batch: \['n'\]: .* replicate the leaf"):
         DevicePlacement().distribute_batch(TREE, sharding)
     single = jax.sharding.SingleDeviceSharding(jax.devices()[3])
     assert DevicePlacement().distribute_batch(TREE, single)["n"].devices() == {jax.devices()[3]}

@@ -123,3 +123,18 @@ def test_layouts_share_no_memory(old: Any, new: Any, count: int, is_old: bool):
     np.testing.assert_array_equal(change(given)["x"], -x)
     np.testing.assert_array_equal(kept["x"], x)
     np.testing.assert_array_equal(x[0], np.arange(8))
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (jax.P("a", "a"), r"of shape \(6, 5\): P\('a', 'a'\) splits it over \"a\" twice"),
+        (jax.P(None, None, None), r".* has an entry for dimension 2, but .* shape \(6, 5\)"),
+        (jax.P("b"), r"dimension 0 of shape \(6, 5\) .* a multiple of 4: drop 2 or pad 2\.$"),
+    ],
+    ids=["an axis twice", "too long", "not divisible"],
+)
+def test_specs_that_do_not_fit(spec: Any, text: str):
+    mesh = mesh_of(a=2, b=4)
+    with pytest.raises(ValueError, match=r"reshard: \['w'\]:? " + text):
+        reshard({"w": np.ones((6, 5))}, spec, mesh=mesh)

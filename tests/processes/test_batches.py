@@ -44,7 +44,7 @@ REFUSED = {
     "divisible": r"shard_batch: \['x'\]: dimension 0 of shape \(9,\) can't be split over 6 devices "
     r"\(data\)\. Make it a multiple of 6: this process's share has shape \(3,\)",
     "divisible whole": r"shard_batch: \['x'\]: dimension 0 of shape \(7,\) can't be split over 6 ",
-    "rank": r"shard_batch: \['x'\]: .* splits dimension 0, but the leaf has shape \(\)",
+    "rank": r"shard_batch: \['x'\]: .* has an entry for dimension 0, but the leaf has shape \(\)",
     "lame": r"shard_batch: \['x'\]: dimension 0 has no even shares: .*batch_is_global=True",
     "iterator": r"prefetch_to_device: the iterator: process 0, 1 has a next tree; process 2 has "
     "ended",
