@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxcoll._sharding import leaf_name
+
 LossFn = Callable[[Any, Any], Any]
 
 
@@ -50,6 +52,14 @@ def cross_entropy(outputs: jax.Array, batch: Any) -> dict[str, Any]:
         raise TypeError(
             f"train_step: batch: expected integer labels, got {labels.dtype}{labels.shape}. For "
             "others, such as one-hot vectors, pass loss_fn=."
+        )
+    if labels.shape != outputs.shape[:-1]:
+        leaves = jax.tree_util.tree_leaves_with_path(batch)
+        given = (f"batch{leaf_name(path)} {list(leaf.shape)}" for path, leaf in leaves)
+        raise ValueError(
+            f"train_step: batch: expected labels of shape {outputs.shape[:-1]}, for outputs "
+            f"{outputs.shape}, got {labels.shape}. A device has {', '.join(given)}: give all of a "
+            "batch as many examples, or pass loss_fn=."
         )
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
     hits = jnp.argmax(outputs, axis=-1) == labels

@@ -324,6 +324,10 @@ def test_losses_that_are_none():
         run(lambda outputs, part: {"los": outputs.sum()})
     with pytest.raises(TypeError, match=r"expected integer labels, got float64\(4, 4\).* loss_fn="):
         run(None, (data[0], np.eye(4)[data[1]]))
+    with pytest.raises(
+        ValueError, match=r"labels of shape \(4,\).*batch\[0\] \[4, 16\], batch\[1\] \[2\]"
+    ):
+        run(None, (data[0], data[1][:4]))
     with pytest.raises(NameError, match=r'"dat" is not a mapped axis here.*Did you mean "data"'):
         run(None, axis="dat")
     with pytest.raises(TypeError, match=r"optimizer: expected one of Optax.* got str"):
