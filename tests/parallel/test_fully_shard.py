@@ -382,11 +382,11 @@ def test_errors():
     with pytest.raises(
         ValueError, match=r"fully_shard: stage: expected one of 1, 2, 3, got '3'\.$"
     ):
-        fully_shard(PLAIN, stage="3")  # type: ignore[arg-type]
+        fully_shard(PLAIN, stage="3")
     with pytest.raises(
         TypeError, match=r"axis_name: expected the name of one axis, .* hold copies"
     ):
-        fully_shard(PLAIN, ("replica", "data"))  # type: ignore[arg-type]
+        fully_shard(PLAIN, ("replica", "data"))
     with pytest.raises(TypeError, match="fully_shard: model: expected a Flax linen or NNX module"):
         fully_shard(3)
     model = fully_shard(PLAIN, min_weight_size=16)
