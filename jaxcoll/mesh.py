@@ -139,7 +139,7 @@ def check_mesh_axis(call: str, argument: str, mesh: Mesh, axis: Any) -> None:
         names = [str(name) for name in mesh.axis_names]
         raise ValueError(
             f"{call}: {argument}: {axis!r} is not an axis of the mesh, which has {listed(names)}."
-            f"{did_you_mean(str(axis), names)}"
+            f"{did_you_mean(str(axis), names)} Pass one of these, or a mesh that has it."
         )
 
 

@@ -79,7 +79,7 @@ class Place:
         if count % self.num_ranks:
             raise ValueError(
                 f"{self.call}: {what}: {count} can't be split over the {self.num_ranks} ranks of "
-                f'axis "{self.axis_name}".'
+                f'axis "{self.axis_name}". Use a multiple of {self.num_ranks}, or fewer ranks.'
             )
 
     def whole(self, local: int) -> int:

@@ -41,6 +41,37 @@ def _part(call: str, batch: Any, position: int, names: Sequence[str]) -> Any:
     )
 
 
+def micro_batches(call: str, argument: str, batch: Any, count: int, name: str = "batch") -> Any:
+    """Returns a batch `(examples, ...)` as `(count, examples / count, ...)`.
+
+    Args:
+        call: the public function, for texts.
+        argument: that says how many, for texts.
+        batch: a tree of arrays.
+        count: of micro-batches.
+        name: of the batch, for texts.
+
+    Raises:
+        ValueError: the number does not divide a leaf's examples, or a leaf has none.
+    """
+
+    def split(path: Any, leaf: Any) -> Any:
+        shape, where = np.shape(leaf), f"{name}{jax.tree_util.keystr(path)}"
+        if not shape:
+            raise ValueError(
+                f"{call}: {argument}: {where} is a scalar, which can't be split into {count} "
+                "micro-batches. Repeat it for each example."
+            )
+        if shape[0] % count:
+            raise ValueError(
+                f"{call}: {argument}: {shape[0]} examples on each device can't be split into "
+                f"{count} micro-batches ({where} of shape {shape}). Use a number that divides them."
+            )
+        return leaf.reshape(count, shape[0] // count, *shape[1:])
+
+    return jax.tree_util.tree_map_with_path(split, batch)
+
+
 def cross_entropy(outputs: jax.Array, batch: Any) -> dict[str, Any]:
     """The loss without `loss_fn`: of logits `(..., classes)` and integer labels `(...)`.
 

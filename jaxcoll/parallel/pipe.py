@@ -14,6 +14,7 @@ from jaxcoll import _compat
 from jaxcoll._sharding import leaf_name
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.parallel import pipeline_run
+from jaxcoll.parallel.batches import micro_batches
 from jaxcoll.parallel.gated import typed_like
 from jaxcoll.parallel.pipeline_cut import LossOf, counted, cut, given_layers, num_layers
 from jaxcoll.parallel.schedules import Kind, PipelineSchedule
@@ -126,7 +127,8 @@ class Pipe:
         size, rank = lax.axis_size(self.axis_name), lax.axis_index(self.axis_name)
         names, leaves, treedef = _named(params)
         # Each rank is at another one.
-        batch = jax.tree.map(lambda x: typed_like(x, rank), self._micro_batches(call, batch))
+        batch = micro_batches(call, "num_micro_batches", batch, self.num_micro_batches)
+        batch = jax.tree.map(lambda x: typed_like(x, rank), batch)
 
         def key_of(number: jax.Array) -> jax.Array:
             return jax.random.fold_in(rng, number)
@@ -176,19 +178,6 @@ class Pipe:
         others = iter(of_rest)
         grads = [found[i] if i in found else next(others) for i in range(len(leaves))]
         return metrics, treedef.unflatten(grads)
-
-    def _micro_batches(self, call: str, batch: Any) -> Any:
-        count = self.num_micro_batches
-
-        def split(path: Any, leaf: Any) -> Any:
-            if leaf.shape[0] % count:
-                raise ValueError(
-                    f"{call}: num_micro_batches: {leaf.shape[0]} examples on each device can't be "
-                    f"split into {count} micro-batches (batch{jax.tree_util.keystr(path)})."
-                )
-            return leaf.reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
-
-        return jax.tree_util.tree_map_with_path(split, batch)
 
     def _as_held(self, call: str, held: Mapping[str, Any], size: int) -> tuple[Layers, bool]:
         """Returns how layers are spread that a state has as the model says; whether all of them."""

@@ -12,10 +12,10 @@ from jaxcoll import _compat
 from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.collectives.ppermute import ppermute
-from jaxcoll.parallel.batches import LossFn
+from jaxcoll.parallel.batches import LossFn, micro_batches
 from jaxcoll.parallel.gated import gated, typed_like
 from jaxcoll.parallel.pipeline_cut import counted, named_layers, num_layers, run_layers
-from jaxcoll.parallel.pipelined import pipe_of, with_pipe
+from jaxcoll.parallel.pipelined import check_num_micro_batches, pipe_of, with_pipe
 from jaxcoll.parallel.schedules import Kind
 from jaxcoll.parallel.stages import Layers, sizes_for
 from jaxcoll.parallel.step import Step, build_step, varying
@@ -71,8 +71,8 @@ def pipeline(
         The result, the same on all ranks.
 
     Raises:
-        ValueError: a batch that m does not divide, fewer layers than ranks, or a layer that returns
-            something else than it takes.
+        ValueError: m below 1, a batch that m does not divide, fewer layers than ranks, or a layer
+            that returns something else than it takes.
 
     Cost: a fraction (p - 1) / (m + p - 1) of the time is a bubble. All that the layers keep for
         the way back is kept for all micro-batches, unless the layer is under `jax.checkpoint`.
@@ -85,15 +85,9 @@ def pipeline(
     check_mapped(call, [axis_name], x)
     size, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
     count = num_micro_batches
-    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-        if leaf.shape[0] % count:
-            raise ValueError(
-                f"{call}: num_micro_batches: {leaf.shape[0]} examples on each device can't be "
-                f"split into {count} micro-batches (x{jax.tree_util.keystr(path)} of shape "
-                f"{leaf.shape}). Use a number that divides them."
-            )
+    check_num_micro_batches(call, count)
+    micro = micro_batches(call, "num_micro_batches", x, count, "x")
     run_stage, layers = _stage(call, layer, stacked, axis_name)
-    micro = jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), x)
     to_next = [(i, i + 1) for i in range(size - 1)]
 
     def tick(received: Any, t: jax.Array) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ its layers: a batch's labels, tied weights, and after the layers values from bef
 
 import dataclasses
 import functools as ft
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -118,15 +118,21 @@ def num_layers(call: str, layers: Mapping[str, Any]) -> int:
 
 
 def _check_same(call: str, x: Any, y: Any) -> None:
-    texts = [
-        ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree))
-        for tree in (x, y)
-    ]
-    if jax.tree.structure(x) != jax.tree.structure(y) or texts[0] != texts[1]:
+    structures = tuple(map(jax.tree.structure, (x, y)))
+    if structures[0] != structures[1]:
         raise ValueError(
-            f"{call}: model: a layer must return what it takes, {texts[0]}, "
-            f"but it returns {texts[1]}."
+            f"{call}: model: a layer must return what it takes, a tree {structures[0]}, but it "
+            f"returns {structures[1]}. Let it return what it does not change, too."
         )
+    pairs = zip(jax.tree_util.tree_leaves_with_path(x), jax.tree.leaves(y), strict=True)
+    for (path, taken), returned in pairs:
+        texts = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in (taken, returned)]
+        if texts[0] != texts[1]:
+            raise ValueError(
+                f"{call}: model: a layer must return what it takes, {texts[0]}, but it returns "
+                f"{texts[1]} (x{jax.tree_util.keystr(path)}). Cast at the layer's end to what came "
+                "in; change shapes before or after pipeline=."
+            )
 
 
 def cut(
@@ -236,13 +242,8 @@ def given_layers(call: str, loss_of: LossOf, params: list[Any], micro: Any, key:
 
         def pipeline(layer: Function, stacked: Any, x: Any, rng: Any = None) -> Any:
             del layer, rng
-            leaves = jax.tree.leaves(stacked)
-            if not leaves or any(id(leaf) not in numbers for leaf in leaves):
-                raise ValueError(
-                    f"{call}: model: the layers that it gives to pipeline= must be parameters of "
-                    "its own, as they are."
-                )
-            found.extend(numbers[id(leaf)] for leaf in leaves)
+            _check_own(call, stacked, numbers)
+            found.extend(numbers[id(leaf)] for leaf in jax.tree.leaves(stacked))
             return x
 
         loss_of(params, micro, key, pipeline)
@@ -257,15 +258,31 @@ def _like(tree: Any, leaves: Sequence[Any]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
-def _check_given(call: str, stacked: Any, layers: Sequence[Any], names: Sequence[str]) -> None:
-    given = {id(leaf) for leaf in jax.tree.leaves(stacked)}
-    known = {id(leaf): name for leaf, name in zip(layers, names, strict=True)}
-    lacking = [name for number, name in known.items() if number not in given]
-    if lacking or len(given) > len(known):
-        what = f"{lacking[0]} is not" if lacking else "one of them is something else"
+def _check_own(call: str, stacked: Any, known: Container[int]) -> None:
+    """Raises ValueError where what a model gives to its pipeline is not known by its id."""
+    named = named_layers(stacked)
+    wrong = [
+        f"{name}, {jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+        for name, leaf in named.items()
+        if id(leaf) not in known
+    ]
+    if wrong or not named:
+        got = wrong[0] if wrong else "none"
         raise ValueError(
             f"{call}: model: the layers that it gives to pipeline= must be parameters of its own, "
-            f"as they are and the same ones in each call, but {what}."
+            f"as they are, got {got}. Cast or slice them in the layer, and put jax.jit or "
+            "jax.checkpoint around the layer."
+        )
+
+
+def _check_given(call: str, stacked: Any, layers: Sequence[Any], names: Sequence[str]) -> None:
+    known = {id(leaf): name for leaf, name in zip(layers, names, strict=True)}
+    _check_own(call, stacked, known)
+    given = {id(leaf) for leaf in jax.tree.leaves(stacked)}
+    if lacking := [name for number, name in known.items() if number not in given]:
+        raise ValueError(
+            f"{call}: model: the layers that it gives to pipeline= must be the same parameters in "
+            f"each call, but {lacking[0]} is not given."
         )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from jaxcoll.parallel.pipe import Pipe
@@ -103,18 +104,24 @@ def pipe_of(
     Raises:
         ValueError: one of them makes no sense.
     """
-    if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
-        raise ValueError(
-            f"{call}: num_micro_batches: expected at least 1, got {num_micro_batches!r}."
-        )
+    check_num_micro_batches(call, num_micro_batches)
     try:
         chunks = PipelineSchedule(schedule, 1, num_chunks or 0).num_chunks
     except ValueError as error:
         text = str(error).replace("PipelineSchedule: kind", "PipelineSchedule: schedule")
         raise ValueError(text.replace("PipelineSchedule", call, 1)) from None
-    if stage_sizes is not None and not isinstance(stage_sizes, Sequence):
-        raise ValueError(
-            f"{call}: stage_sizes: expected numbers of layers, such as (2, 3), got {stage_sizes!r}."
-        )
-    sizes = None if stage_sizes is None else tuple(stage_sizes)
+    sizes = None
+    if stage_sizes is not None:
+        sizes = tuple(stage_sizes) if isinstance(stage_sizes, Sequence) else ()
+        if not sizes or not all(isinstance(size, Integral) for size in sizes):
+            raise ValueError(
+                f"{call}: stage_sizes: expected numbers of layers, such as (2, 3), got "
+                f"{stage_sizes!r}."
+            )
     return Pipe(axis_name, num_micro_batches, schedule, chunks, sizes)
+
+
+def check_num_micro_batches(call: str, count: Any) -> None:
+    """Raises ValueError where there can't be so many micro-batches."""
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"{call}: num_micro_batches: expected at least 1, got {count!r}.")

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import _compat
 from jaxcoll._errors import did_you_mean, listed
+from jaxcoll._sharding import check_divisible
 from jaxcoll.mesh import make_mesh
 from jaxcoll.parallel.batches import LossFn, cross_entropy
 from jaxcoll.parallel.describe import describe
@@ -52,7 +54,8 @@ class ParallelPlan:
         batch_axes: those over which a batch is split.
 
     Raises:
-        ValueError: an unknown axis, or sizes that make no mesh of the devices.
+        ValueError: an unknown axis, sizes that make no mesh of the devices, or options of an axis
+            that is not there.
 
     Example:
         >>> plan = jaxcoll.ParallelPlan({"data": -1, "fsdp": 2, "pipe": 2}, schedule="1f1b")
@@ -81,6 +84,11 @@ class ParallelPlan:
                 )
         if fsdp is not None and "fsdp" not in axes:
             raise ValueError('ParallelPlan: fsdp: options, but there is no axis "fsdp".')
+        for name, value in (("num_chunks", num_chunks), ("stage_sizes", stage_sizes)):
+            if value is not None and "pipe" not in axes:
+                raise ValueError(
+                    f'ParallelPlan: {name}: an option of the pipeline, but there is no axis "pipe".'
+                )
         self.mesh: Mesh = make_mesh(
             {name: axes[name] for name in _AXES if name in axes}, devices=devices
         )
@@ -154,7 +162,8 @@ class ParallelPlan:
 
         Raises:
             ValueError: there was no `init`. The step: a state that another plan, model or optimizer
-                made, or one that was donated; a loss that differs between tensor ranks.
+                made, or one that was donated; a batch that the ranks can't share; a loss that
+                differs between tensor ranks.
         """
         call = "ParallelPlan.build_train_step"
         if self._model is None:
@@ -169,6 +178,7 @@ class ParallelPlan:
         )
         jitted = jax.jit(mapped, donate_argnums=0 if donate else ())
         expected = jax.tree.structure(self._specs)
+        split = NamedSharding(self.mesh, P(self.batch_axes))
 
         @ft.wraps(jitted)
         def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -182,6 +192,7 @@ class ParallelPlan:
                     "train_step: state: it was donated to an earlier step: go on with the one that "
                     "that returned, or build_train_step(..., donate=False)."
                 )
+            _check_batch("train_step", batch, split)
             return jitted(state, batch)
 
         return train_step
@@ -217,6 +228,17 @@ def _of_whole_outputs(call: str, loss_fn: LossFn) -> LossFn:
         return values
 
     return checked
+
+
+def _check_batch(call: str, batch: Any, sharding: NamedSharding) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        name, shape = f"batch{jax.tree_util.keystr(path)}", np.shape(leaf)
+        if not shape:
+            raise ValueError(
+                f"{call}: {name}: expected an array (examples, ...), got a scalar. Repeat it for "
+                "each example."
+            )
+        check_divisible(call, name, shape, sharding)
 
 
 def _is_gone(leaf: Any) -> bool:

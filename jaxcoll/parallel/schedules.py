@@ -72,6 +72,10 @@ class PipelineSchedule:
             raise ValueError(one_of(call, "kind", self.kind, KINDS))
         if self.num_stages < 1:
             raise ValueError(f"{call}: num_stages: expected at least 1, got {self.num_stages}.")
+        if not isinstance(self.num_chunks, int):
+            raise ValueError(
+                f"{call}: num_chunks: expected a number of chunks, got {self.num_chunks!r}."
+            )
         interleaved = self.kind == "interleaved"
         chunks = self.num_chunks or (2 if interleaved else 1)
         if chunks < 1 or interleaved != (chunks > 1):

@@ -22,7 +22,7 @@ from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.parallel import piecewise, scattered_grads
 from jaxcoll.parallel.averaged import averaged_leaves
-from jaxcoll.parallel.batches import LossFn, cross_entropy, inputs_of, sums
+from jaxcoll.parallel.batches import LossFn, cross_entropy, inputs_of, micro_batches, sums
 from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.splits import Split, each
@@ -384,16 +384,7 @@ def _accumulated(
     call: str, results: Any, state: TrainState, params: Any, batch: Any, rng: Any, count: int
 ) -> Results:
     """Sums gradients and metrics over micro-batches; batch statistics are those of the last."""
-
-    def split(path: Any, leaf: Any) -> Any:
-        if leaf.shape[0] % count:
-            raise ValueError(
-                f"{call}: accumulate: batch{jax.tree_util.keystr(path)} has {leaf.shape[0]} "
-                f"examples on each device, which {count} micro-batches can't share evenly."
-            )
-        return leaf.reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
-
-    parts = jax.tree_util.tree_map_with_path(split, batch)
+    parts = micro_batches(call, "accumulate", batch, count)
     first = results(
         state, params, jax.tree.map(lambda leaf: leaf[0], parts), jax.random.fold_in(rng, 0)
     )

@@ -1,6 +1,6 @@
 """Which models a pipeline can cut, and what it says of the others."""
 
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -102,9 +102,15 @@ class Odd(nn.Module):
     ("how", "text"),
     [
         ("statistics", r"it keeps \['batch_stats'\].*mean.*can't be kept in a pipeline"),
-        ("another shape", r"a layer must return what it takes, float64\[48, 16\], but .*\[48, 8\]"),
+        (
+            "another shape",
+            r"a layer must return what it takes, float64\[48, 16\], but .*\[48, 8\] \(x\)",
+        ),
         ("twice", "expected it to call pipeline= once, got 2 times"),
-        ("not a parameter", "must be parameters of its own"),
+        (
+            "not a parameter",
+            r"parameters of its own, as they are, got stacked, float64\[4, 16, 16\]\. Cast or",
+        ),
         (
             "read elsewhere",
             r"params\['kernels'\] holds layers of the pipeline, but the model reads",
@@ -131,12 +137,15 @@ def test_models_that_cannot_be_cut(how: str, text: str):
 
 def test_errors_of_a_pipeline_in_code_of_ones_own():
     def run(layers: int, examples: int) -> Any:
+        x = {"a": jnp.ones((examples, 3))}
+        return run_on(lambda w, x: {"a": x["a"] * w["w"]}, {"w": jnp.ones(layers)}, x)
+
+    def run_on(layer: Any, stacked: Any, x: Any, micro: int = 4) -> Any:
         def program(stacked: Any, x: Any) -> Any:
-            layer = lambda params, x: {"a": x["a"] * params["w"]}  # noqa: E731
-            return jaxcoll.pipeline(layer, stacked, x)
+            return jaxcoll.pipeline(layer, stacked, x, num_micro_batches=micro)
 
         mapped = jax.shard_map(program, mesh=mesh_of(pipe=2), in_specs=jax.P(), out_specs=jax.P())
-        return mapped({"w": jnp.ones(layers)}, {"a": jnp.ones((examples, 3))})
+        return mapped(stacked, x)
 
     text = r"6 examples .* into 4 micro-batches \(x\['a'\] of shape \(6, 3\)\)"
     with pytest.raises(ValueError, match=text):
@@ -144,6 +153,19 @@ def test_errors_of_a_pipeline_in_code_of_ones_own():
     text = r"1 layers can't .* over 2 .* 0 of stacked\['w'\] of shape \(1,\), over \"pipe\""
     with pytest.raises(ValueError, match=text):
         run(1, 8)
+    kernels, x = jnp.ones(2), {"a": jnp.ones(8), "b": jnp.ones(8)}
+    with pytest.raises(ValueError, match="pipeline: num_micro_batches: expected at least 1, got 0"):
+        run_on(jnp.multiply, kernels, jnp.ones(8), micro=0)
+    with pytest.raises(ValueError, match=r"num_micro_batches: x is a scalar, which .* Repeat it"):
+        run_on(jnp.multiply, kernels, jnp.ones(()))
+    text = (
+        r"takes, float64\[2\], but it returns float32\[2\] \(x\['b'\]\)\. Cast at the layer's end"
+    )
+    with pytest.raises(ValueError, match=text):
+        run_on(lambda w, x: {"a": w * x["a"], "b": x["b"].astype(np.float32)}, kernels, x)
+    text = r"takes, a tree .*'a': \*, 'b': .*, but it returns .*'a': \*}\)\. Let it return what it"
+    with pytest.raises(ValueError, match=text):
+        run_on(lambda w, x: {"a": w * x["a"]}, kernels, x)
 
 
 def test_errors():
@@ -159,6 +181,11 @@ def test_errors():
         pipelined(deep, 0)
     with pytest.raises(ValueError, match="num_chunks: expected 2 or more"):
         pipelined(deep, schedule="interleaved", num_chunks=1)
+    with pytest.raises(ValueError, match="num_chunks: expected a number of chunks, got '2'"):
+        pipelined(deep, schedule="interleaved", num_chunks=cast("Any", "2"))
+    for wrong in ((2.5, 1.5), "22", ()):
+        with pytest.raises(ValueError, match=r"stage_sizes: expected numbers .* as \(2, 3\), got"):
+            pipelined(deep, stage_sizes=cast("Any", wrong))
     with pytest.raises(ValueError, match=r"stage_sizes: expected 2 numbers .* make 5 .* \(1, 2\)"):
         start(pipelined(deep, stage_sizes=(1, 2)), data, mesh)
     text = r"1 layers can't be spread over 2 .* 0 of params\['blocks'\].* of shape \(1,.*\"pipe\""

@@ -197,6 +197,10 @@ def test_errors():
         ParallelPlan({"data": 2, "tensr": 2})
     with pytest.raises(ValueError, match='fsdp: options, but there is no axis "fsdp"'):
         plan_of({"data": 2}, fsdp={"stage": 2})
+    with pytest.raises(ValueError, match=r'stage_sizes: an option .* no axis "pipe"'):
+        plan_of({"data": 2}, stage_sizes=(9, 9))
+    with pytest.raises(ValueError, match=r'num_chunks: an option .* no axis "pipe"'):
+        plan_of({"data": 2}, num_chunks=2)
     with pytest.raises(ValueError, match="build_train_step: no model yet: call init"):
         plan_of({"data": 2}).build_train_step()
     with pytest.raises(ValueError, match='splits nothing over "tensor", whose ranks would all'):
@@ -224,5 +228,13 @@ def test_errors():
     other = plan_of({"data": 2}).init(of_linen(None, None), optax.sgd(0.1), key, data)
     with pytest.raises(ValueError, match="state: expected one of this plan's last init"):
         step(other, data)
-    with pytest.raises(ValueError, match=r"12 examples on each device can't be split into 5 micro"):
+    text = r"12 examples on .* into 5 micro-batches \(batch\[0\] of shape \(12.*\)\. Use a number"
+    with pytest.raises(ValueError, match=text):
         plan.build_train_step(ft.partial(loss_fn, None))(state, data)
+    text = r"train_step: batch\[0\]: dimension 0 of shape \(7, .* over 2 devices \(data\)\. Make it"
+    with pytest.raises(ValueError, match=text):
+        step(state, jax.tree.map(lambda leaf: leaf[:7], data))
+    with pytest.raises(
+        ValueError, match=r"train_step: batch\['t'\]: expected an array .* Repeat it"
+    ):
+        step(state, {"inputs": data[0], "labels": data[1], "t": 1.0})

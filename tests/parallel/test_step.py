@@ -409,7 +409,7 @@ def test_errors():
         data_parallel_train_step(model, accumulate=0)
     state = start(model, data)
     step = data_parallel_train_step(model, accumulate=5)
-    with pytest.raises(ValueError, match=r"batch\[0\] has 12 examples .* 5 micro-batches"):
+    with pytest.raises(ValueError, match=r"accumulate: 12 examples .* into 5 .*\[0\] of shape"):
         train(step, state, data, mesh_of(data=4))
     with pytest.raises(
         TypeError, match=r"batch: expected \(inputs, labels\), a dict with 'inputs'"

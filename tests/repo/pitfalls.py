@@ -372,9 +372,9 @@ MUTANTS = [
     ),
     Mutant(
         "the last examples of a batch that can't be split are left out",
-        "parallel/step.py",
-        "        if leaf.shape[0] % count:\n",
-        "        leaf = leaf[: leaf.shape[0] // count * count]\n        if False:\n",
+        "parallel/batches.py",
+        "        if shape[0] % count:\n",
+        "        leaf = leaf[: shape[0] // count * count]\n        if False:\n",
         f"{STEP}::test_errors",
     ),
     # ---- Dtypes ----------------------------------------------------------------------------------
