@@ -11,7 +11,7 @@ from jaxcoll import _compat
 from jaxcoll._sharding import leaf_name
 from jaxcoll.parallel.synchronize import jaxcoll_average, without_synchronization
 
-# Of the mean over ranks these give the mean of what they give on each, as of one operand do others.
+# Linear in all operands: of means they give the mean of what they give on each rank.
 _LINEAR = (
     *("add", "add_any", "sub", "neg", "convert_element_type", "reduce_precision", "copy", "real"),
     *("imag", "reshape", "broadcast_in_dim", "squeeze", "transpose", "concatenate", "slice"),
