@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.extend.core.primitives import jit_p
 
@@ -36,7 +37,7 @@ def check_elementwise(
         specs: how they are split.
     """
     split = _first_split(whole, parts, specs)
-    steps = _steps(optimizer, whole)
+    steps, constants = _steps(optimizer, whole)
     for equation, touches in steps:
         name = equation.primitive.name
         makes = name.startswith(("random", "threefry", "rng"))
@@ -44,7 +45,7 @@ def check_elementwise(
             raise ValueError(_refusal(call, f"{name} in {_compat.equation_line(equation)}", split))
     by_shape = "what it does with a parameter depends on its shape, and"
     try:
-        of_parts = _steps(optimizer, parts)
+        of_parts, constants_of_parts = _steps(optimizer, parts)
     except (TypeError, ValueError) as error:
         raise ValueError(_refusal(call, by_shape, split)) from error
     if [_signature(e) for e, _ in steps] != [_signature(e) for e, _ in of_parts]:
@@ -54,6 +55,10 @@ def check_elementwise(
         if equation.primitive.name == "iota" and _count(equation) != _count(of_part):
             what = f"iota in {_compat.equation_line(equation)}, which counts positions,"
             raise ValueError(_refusal(call, what, split))
+    for constant, of_part in zip(constants, constants_of_parts, strict=False):
+        # NumPy's counts, or masks, which have one value for each position.
+        if np.shape(constant) != np.shape(of_part) and np.unique(constant).size > 1:
+            raise ValueError(_refusal(call, by_shape, split))
 
 
 def _first_split(whole: Any, parts: Any, specs: Any) -> str:
@@ -76,11 +81,13 @@ def _refusal(call: str, what: str, split: str) -> str:
     )
 
 
-def _steps(optimizer: optax.GradientTransformation, params: Any) -> list[tuple[Any, bool]]:
-    """Returns the equations of making the optimizer's state and of an update.
+def _steps(
+    optimizer: optax.GradientTransformation, params: Any
+) -> tuple[list[tuple[Any, bool]], list[Any]]:
+    """Returns the equations of making the optimizer's state and of an update, and their constants.
 
-    Each with whether it reads what comes from the values of a parameter, of its gradient or of an
-    array of the state.
+    Each equation with whether it reads what comes from the values of a parameter, of its gradient
+    or of an array of the state.
     """
 
     def update(grads: Any, state: Any, params: Any) -> Any:
@@ -89,13 +96,15 @@ def _steps(optimizer: optax.GradientTransformation, params: Any) -> list[tuple[A
     with without_synchronization():
         made = jax.make_jaxpr(optimizer.init, return_shape=True)(params)
         updated = jax.make_jaxpr(update)(params, made[1], params)
-    return [
+    both = (made[0], updated)
+    steps = [
         step
-        for closed in (made[0], updated)
+        for closed in both
         for step in _equations(
             _compat.open_jaxpr(closed), [bool(aval.shape) for aval in closed.in_avals]
         )
     ]
+    return steps, [constant for closed in both for constant in closed.consts]
 
 
 def _signature(equation: Any) -> tuple[Any, ...]:

@@ -574,11 +574,13 @@ def test_an_optimizer_that_counts_positions_is_refused():
     with pytest.raises(ValueError, match=text):
         start(model, data, mesh, of_the_first(rows=True))
     start(model, data, mesh, of_the_first(rows=False))
-    rows = optax.stateless_with_tree_map(
-        lambda g, _: g * np.ones((16, 1)) if g.shape[1:] == (12,) else g
-    )
-    with pytest.raises(ValueError, match="what it does with a parameter depends on its shape, and"):
-        start(model, data, mesh, rows)
+    text = "what it does with a parameter depends on its shape, and"
+    for count in (lambda g: np.ones((16, 1)), lambda g: np.arange(len(g))[:, None]):
+        times = lambda g, _, count=count: g * count(g) if g.shape[1:] == (12,) else g  # noqa: E731
+        with pytest.raises(ValueError, match=text):
+            start(model, data, mesh, optax.stateless_with_tree_map(times))
+    zeros = optax.stateless_with_tree_map(lambda g, _: g + np.zeros(g.shape))
+    start(model, data, mesh, zeros)
 
 
 def is_kernel(params: Any) -> Any:
