@@ -178,11 +178,14 @@ def test_it_is_said_and_dumped_before_xla_ends_the_process(how, where, tmp_path)
 
 @pytest.mark.usefixtures("xlas_limit")
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_callback_that_computes(goes_on, caplog):
+def test_a_callback_that_computes(goes_on, caplog, monkeypatch):
     """XLA does not wait for it any longer, if it goes on or not; who goes on is not suspected."""
+    slower = 3 if goes_on else 1  # it is to be seen going on, by a thread that waits for its turns
+    for module in (standstill, _watch):
+        monkeypatch.setattr(module, "xla_limit_s", lambda: slower)
 
     def compute(x, left=24):
-        ends = time.monotonic() + (SLEEP_S / 24 if goes_on else SLEEP_S)
+        ends = time.monotonic() + (slower * SLEEP_S / 24 if goes_on else SLEEP_S)
         while time.monotonic() < ends:
             pass
         return compute(x, left - 1) if goes_on and left > 1 else x
