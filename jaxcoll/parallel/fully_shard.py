@@ -64,10 +64,11 @@ def fully_shard(
         `all_gather`, 3 S; stage 2 a `reduce_scatter` and an `all_gather`, 2 S; stage 3 two
         `all_gather` (one, where parameters stay) and a `reduce_scatter` for each micro-batch, 3 S.
         Memory for whole gradients: stage 1 all; stage 2 that of a parameter, or of a layer in a
-        scan (of a scan that stands under one `jax.checkpoint` or the like, those of all its
-        layers), but all where a step accumulates, or beside a pipeline. Of stage 3 for whole
-        parameters and their gradients: those of a piece, and of as many more as `prefetch` says; of
-        layers beside each other, where none waits for another, all gradients may be there at once.
+        scan (on `jax.lax`, and of a scan that stands under one `jax.checkpoint` or the like, those
+        of all its layers), but all where a step accumulates, or beside a pipeline. Of stage 3 for
+        whole parameters and their gradients: those of a piece, and of as many more as `prefetch`
+        says; of layers beside each other, where none waits for another, all gradients may be there
+        at once.
     Differentiable: it is what a step differentiates. Optimizers must update element by element;
         others are refused.
     Source: ZeRO, Rajbhandari et al. (2020); fully sharded data parallelism, Zhao et al. (2023), and

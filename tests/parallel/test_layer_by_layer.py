@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from checks import auto_is_native
 from equations import SUMS, equations
 from flax import nnx
 from jax import lax
@@ -369,6 +370,8 @@ def test_memory_for_two_layers_whatever_the_depth(make: Any):
 @pytest.mark.parametrize("make", FORMS)
 def test_memory_for_one_gradient_whatever_the_depth(make: Any):
     """Beside it, each layer has its part of a gradient, and of what is updated."""
+    if make in (Scanned, ScannedNnx) and not auto_is_native():
+        pytest.skip("on jax.lax a compiled scan holds the whole gradients of all its layers")
     few, many = (temporary_bytes(make, depth, stage=2) for depth in (4, 16))
     assert many - few < 1.2 * 12 * 2 * WHOLE / 8
     assert many < 2.3 * WHOLE + 16 * 2 * WHOLE / 8
