@@ -5,6 +5,7 @@
 #   JAX=0.10.2             that version of JAX instead of the newest that the Python can have
 #   ARGS=...               further arguments for pytest, examples/train_lm.py, the benchmarks,
 #                          tools/test_all.py
+#   PRESETS="asan tsan"    of the C++ tests these builds alone
 PYTHON ?= python3
 VENV ?= .venv
 JAX ?=
