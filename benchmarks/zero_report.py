@@ -17,6 +17,10 @@ from three_ways import (
     suptitle,
 )
 
+# A further way of data parallelism.
+BUCKETS = "in buckets"
+BUCKET_BYTES = 2**20
+
 
 def markdown(result: dict[str, Any]) -> str:
     """Returns the page of results."""
@@ -47,6 +51,23 @@ def markdown(result: dict[str, Any]) -> str:
         )
     for section in (losing, below_aim):
         lines += section(result["rows"], _name)
+    lines += [
+        "",
+        "## Gradients in buckets",
+        "",
+        f"Data parallelism that sums gradients in calls of {BUCKET_BYTES >> 20} MiB, as soon as "
+        "they are ready (`bucket_bytes`), in turn with one call for all at the end, the default: "
+        "its time over that of one call; below 1 buckets are faster.",
+        "",
+        "| processes x devices | mesh | width x layers, tokens | in buckets / one call |",
+        "|---|---|---|--:|",
+    ]
+    for row in result["rows"]:
+        if BUCKETS in row["ratio"]:
+            lines.append(
+                f"| {row['processes']} x {row['devices']} | {_mesh(row)} | {model_text(row)} | "
+                f"{row['ratio'][BUCKETS]:.2f} |"
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -3,8 +3,8 @@
     python benchmarks/zero_step.py [--rounds 15] [--processes 1,2,4]
 
 For each layout of devices, each strategy and each model, in turn and in one run: our step, the same
-step on lax, and `jax.jit` of the plain step on arrays with the same shardings. AdamW, float32.
-Losses are compared.
+step on lax, and `jax.jit` of the plain step on arrays with the same shardings; of data parallelism
+also ours in buckets. AdamW, float32. Losses are compared.
 """
 
 import argparse
@@ -17,7 +17,8 @@ from typing import Any
 import zero_report
 from environment import environment
 from shared import command, job, save
-from three_ways import by_gspmd, compare, placed, windows
+from three_ways import WAYS, by_gspmd, compare, placed, windows
+from zero_report import BUCKET_BYTES, BUCKETS
 
 # Processes, devices of each, axes; parts of a state are over "shard", copies of them over "data".
 LAYOUTS = (
@@ -33,7 +34,6 @@ LAYOUTS = (
 MODELS = ((160, 4, 3, 16, 128), (256, 4, 6, 16, 32))
 STRATEGIES = {
     "data-parallel": {},
-    "data-parallel, 1 MiB a call": {"bucket_bytes": 2**20},
     "ZeRO-1": {"stage": 1},
     "ZeRO-2": {"stage": 2},
     "ZeRO-3": {"stage": 3},
@@ -76,10 +76,12 @@ def measure(of: Any, axes: dict[str, int], strategy: Any, rounds: int) -> dict[s
     batch = placed(windows(of), NamedSharding(mesh, jax.P(tuple(axes))))
 
     def make(way: str) -> tuple[Any, Any, Any]:
-        step, state = ours(model, mesh, batch, strategy)
+        calls = {"bucket_bytes": BUCKET_BYTES} if way == BUCKETS else {}
+        step, state = ours(model, mesh, batch, {**strategy, **calls})
         return by_gspmd(model, state, batch) if way == "GSPMD" else (step, state, batch)
 
-    return {"model": list(of), **compare(make, rounds)}
+    ways = list(WAYS) if "stage" in strategy else [*WAYS, BUCKETS]
+    return {"model": list(of), **compare(make, rounds, ways)}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import pathlib
 import re
 
 import pytest
-from pages import DOCS, named_tests, pitfalls
+from pages import DOCS, TESTS, named_tests, pitfalls
 
 import jaxcoll
 
@@ -37,6 +37,18 @@ def test_the_errors_have_every_exception():
 def test_each_pitfall_has_a_test(row: tuple[str, str]):
     _, proof = row
     assert named_tests(proof)
+
+
+def test_what_proves_is_there():
+    """Files and tests that the page names anywhere; each refusal has a test."""
+    text = (DOCS / "proof.md").read_text()
+    names = re.findall(r"`((?:\w+/)*test_\w+\.py(?:::\w+)?)`", text)
+    assert named_tests(", ".join(f"`{name}`" for name in names if "::" in name))
+    assert all((TESTS / name).is_file() for name in names if "::" not in name)
+    section = text.partition("\n## Refusals\n")[2].partition("\n## ")[0]
+    proofs = re.findall(r"^\| .+ \| (.+) \|$", section, re.MULTILINE)[1:]
+    assert proofs
+    assert all(map(named_tests, proofs))
 
 
 def test_every_page_can_be_reached():
