@@ -16,6 +16,7 @@
 #include <memory>     // std::shared_ptr
 #include <optional>   // std::optional
 #include <stdexcept>  // std::runtime_error
+#include <string>     // std::string
 #include <utility>    // std::move
 #include <vector>     // std::vector
 
@@ -32,6 +33,7 @@
 #include "host/segment.h"
 #include "host/threads.h"
 #include "host/watchdog.h"
+#include "host/witness.h"
 #include "kernels/kernel_sets.h"
 #include "matmul/blas.h"
 #include "mpi/door.h"
@@ -123,8 +125,10 @@ void Tell(std::int64_t phase, const std::string& stack, std::int64_t callbacks,
   header.told.store(question, std::memory_order_release);
 }
 
-// The frames of all threads, as (file, line, function), the innermost first. Taken in one go: no
-// bytecode and no collection of garbage meanwhile, which would let the threads go on.
+// The frames of all threads, as (file, line, function) and where on that line the expression begins
+// that is evaluated, and on which line and where it ends (-1: not known); the innermost first.
+// Taken in one go: no bytecode and no collection of garbage meanwhile, which would let the threads
+// go on.
 nb::dict Frames() {
   struct NoCollection {
     NoCollection() : was_on(PyGC_Disable() != 0) {}
@@ -143,9 +147,14 @@ nb::dict Frames() {
     for (nb::object frame = nb::borrow(top); frame.is_valid();) {
       auto* const raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
       const nb::object held = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
-      const auto* const code = reinterpret_cast<PyCodeObject*>(held.ptr());
+      auto* const code = reinterpret_cast<PyCodeObject*>(held.ptr());
+      int line = -1;
+      int column = -1;
+      int end_line = -1;
+      int end_column = -1;
+      PyCode_Addr2Location(code, PyFrame_GetLasti(raw), &line, &column, &end_line, &end_column);
       frames.append(nb::make_tuple(nb::borrow(code->co_filename), PyFrame_GetLineNumber(raw),
-                                   nb::borrow(code->co_name)));
+                                   nb::borrow(code->co_name), column, end_line, end_column));
       frame = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw)));
     }
     found[thread] = frames;
@@ -171,6 +180,7 @@ void EndAsFailed(int status) {
 // Nobody looks after this process any more, and nobody awaits what fails beyond `failures`: if
 // anything does, or has, it is to end as a failed one.
 void EndWatch(bool has_failed, std::uint64_t failures) {
+  Witness::Get().End();
   BlackBox::Get().header().beat_ns.store(0, std::memory_order_release);
   has_failed_unseen = has_failed;
   known_failures = failures;
@@ -286,6 +296,7 @@ void Leave() {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  SetPythonThreadTest([] { return PyGILState_GetThisThreadState() != nullptr; });
   m.doc() = "The native engine of jaxcoll. Private: use jaxcoll's own functions.";
   m.def("targets", &Targets, nb::sig("def targets() -> dict[str, dict[str, object]]"),
         "Custom-call targets by name: the stages that jax.ffi.register_ffi_target takes.");
@@ -367,8 +378,10 @@ NB_MODULE(_core, m) {
   m.def(
       "dump_on_signal", [] { BlackBox::Get().DumpOnSignal(SIGUSR2); },
       "Counts SIGUSR2 among those, unless the program does something else then.");
-  m.def("frames", &Frames, nb::sig("def frames() -> dict[int, list[tuple[str, int, str]]]"),
-        "What each thread of Python does, the innermost first: file, line, function.");
+  m.def("frames", &Frames,
+        nb::sig("def frames() -> dict[int, list[tuple[str, int, str, int, int, int]]]"),
+        "What each thread of Python does, the innermost first: file, line, function; and of the "
+        "expression that is evaluated its column, end line and end column, -1 if not known.");
   m.def(
       // Who waits for the interpreter sleeps: it must not be the caller that has it.
       "is_busy", [] { return IsAnyThreadBusy(getpid()); }, nb::call_guard<nb::gil_scoped_release>(),
@@ -381,8 +394,22 @@ NB_MODULE(_core, m) {
                session->IsAnyoneExcused(NowNs(), Watchdog::Get().compile_timeout_ns());
       },
       "Whether another process of this host compiles, or has said that it pauses.");
+  m.def(
+      "await_failure",
+      [](double seconds) { return Witness::Get().AwaitFailure(Nanoseconds(seconds)); },
+      nb::call_guard<nb::gil_scoped_release>(), nb::arg("seconds"),
+      "Waits until a call has failed, whose error is held back for a look, or for so long. For "
+      "the thread that looks; whether it is to go on.");
+  m.def(
+      "note_look", [](std::uint64_t failures) { Witness::Get().NoteLook(failures); },
+      nb::arg("failures"), "Lets errors go: a look is over that began after so many failures.");
+  m.def("stop_looks", [] { Witness::Get().Stop(); }, "Ends the wait of the thread that looks.");
   m.def("end_watch", &EndWatch, nb::arg("has_failed"), nb::arg("failures"),
         "Has this process end with exit code 1 if work has failed, or more than so often.");
+  m.def(
+      "note_callback_error",
+      [](std::string text) { Watchdog::Get().NoteCallbackError(std::move(text)); }, nb::arg("text"),
+      "Tells that a callback of the user's has raised; errors of calls that wait have the text.");
   m.def(
       "num_failures", [] { return Watchdog::Get().num_failures(); },
       "Runs of programs that failed so far in native calls.");

@@ -126,9 +126,9 @@ def dump_on_signal() -> None:
     Counts SIGUSR2 among those, unless the program does something else then.
     """
 
-def frames() -> dict[int, list[tuple[str, int, str]]]:
+def frames() -> dict[int, list[tuple[str, int, str, int, int, int]]]:
     """
-    What each thread of Python does, the innermost first: file, line, function.
+    What each thread of Python does, the innermost first: file, line, function; and of the expression that is evaluated its column, end line and end column, -1 if not known.
     """
 
 def is_busy() -> bool:
@@ -141,9 +141,25 @@ def is_anyone_excused() -> bool:
     Whether another process of this host compiles, or has said that it pauses.
     """
 
+def await_failure(seconds: float) -> bool:
+    """
+    Waits until a call has failed, whose error is held back for a look, or for so long. For the thread that looks; whether it is to go on.
+    """
+
+def note_look(failures: int) -> None:
+    """Lets errors go: a look is over that began after so many failures."""
+
+def stop_looks() -> None:
+    """Ends the wait of the thread that looks."""
+
 def end_watch(has_failed: bool, failures: int) -> None:
     """
     Has this process end with exit code 1 if work has failed, or more than so often.
+    """
+
+def note_callback_error(text: str) -> None:
+    """
+    Tells that a callback of the user's has raised; errors of calls that wait have the text.
     """
 
 def num_failures() -> int:

@@ -7,7 +7,9 @@
 #include "ffi/outcome.h"
 #include "host/job.h"
 #include "host/recorder.h"
+#include "host/threads.h"
 #include "host/watchdog.h"
+#include "host/witness.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace jaxcoll {
@@ -91,6 +93,7 @@ Outcome Refuse(const CallSite& site, std::int64_t run, const std::string& messag
   Outcome outcome{.error = ToError(*cause)};
   site.FailJob(run, *cause);
   Watchdog::Get().FailRun(run, std::move(cause));
+  Witness::Get().AwaitLook();
   return outcome;
 }
 
@@ -102,6 +105,9 @@ Outcome ExecuteImpl(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer
   const auto id = static_cast<std::int64_t>(*logical_id.typed_data());
   site.Prefetch(id);
   const std::int64_t run = run_id.run_id;
+  if (IsPythonThread()) {
+    Watchdog::Get().NoteInline(run);
+  }
   const Work& work = site.work();
   if (operands.size() != work.num_operands() || results.size() != work.num_results()) {
     return Refuse(site, run, "wrong number of buffers");

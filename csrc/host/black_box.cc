@@ -5,7 +5,7 @@
 #include <sys/stat.h>  // fstat
 #include <unistd.h>    // ftruncate, getpid
 
-#include <algorithm>  // std::find, std::min
+#include <algorithm>  // std::find, std::min, std::reverse
 #include <cstdlib>    // std::abort
 #include <ctime>      // clock_gettime, nanosleep
 #include <mutex>      // std::mutex
@@ -28,7 +28,8 @@ constexpr std::int64_t kDeafNs = 3'000'000'000;
 // XLA and MLIR can keep the interpreter for a while when they compile.
 constexpr std::int64_t kSilentNs = 60'000'000'000;
 
-// Alike calls of functions of one name share a site id, which must not depend on source lines.
+// Alike calls of functions of one name share a site id, which must not depend on source lines. The
+// latest: a function that is edited and defined anew, as in a notebook, has no other id either.
 constexpr std::size_t kMaxTexts = 4;
 
 constexpr std::size_t Aligned(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -163,9 +164,10 @@ void BlackBox::AddSite(std::uint64_t id, std::string_view text, std::string_view
 std::vector<std::string> BlackBox::SiteTexts(std::uint64_t id) const {
   std::vector<std::string> texts;
   const std::uint64_t number = header_->num_sites.load(std::memory_order_acquire);
-  for (std::uint64_t i = 0; i < std::min<std::uint64_t>(number, kMaxSites); ++i) {
-    const SiteSlot& slot = sites_[i];
-    if (texts.size() == kMaxTexts || slot.id.load(std::memory_order_acquire) != id) {
+  const std::uint64_t first = number - std::min<std::uint64_t>(number, kMaxSites);
+  for (std::uint64_t i = number; i > first && texts.size() < kMaxTexts; --i) {
+    const SiteSlot& slot = sites_[(i - 1) % kMaxSites];
+    if (slot.id.load(std::memory_order_acquire) != id) {
       continue;
     }
     std::string text = slot.text.Get();
@@ -176,6 +178,7 @@ std::vector<std::string> BlackBox::SiteTexts(std::uint64_t id) const {
       texts.push_back(std::move(text));
     }
   }
+  std::reverse(texts.begin(), texts.end());
   return texts;
 }
 
@@ -251,6 +254,8 @@ std::string_view Name(Phase phase) {
       return "in a callback";
     case Phase::kAwaiting:
       return "waiting for results";
+    case Phase::kEnded:
+      return "ended";
     case Phase::kUnknown:
       break;
   }
@@ -260,14 +265,14 @@ std::string_view Name(Phase phase) {
 void DescribeSite(std::uint64_t id, std::string_view text, std::string_view json) {
   BlackBox& box = BlackBox::Get();
   const std::vector<std::string> known = box.SiteTexts(id);
-  if (known.size() < kMaxTexts && std::find(known.begin(), known.end(), text) == known.end()) {
+  if (known.empty() || known.back() != text) {
     box.AddSite(id, text, json);
   }
 }
 
-std::string SiteText(std::uint64_t id) {
+std::string SiteText(std::uint64_t id, const BlackBox& box) {
   std::string all;
-  for (const std::string& text : BlackBox::Get().SiteTexts(id)) {
+  for (const std::string& text : box.SiteTexts(id)) {
     all += (all.empty() ? "" : ", or ") + text;
   }
   return all.empty() ? "a collective of unknown origin" : all;

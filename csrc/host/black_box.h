@@ -31,13 +31,14 @@ enum class Moment : std::size_t {
 };
 inline constexpr std::size_t kNumMoments = 5;
 
-/// What a process's main thread was last seen at.
+/// What a process was last seen at: its main thread, or others for which that one waits.
 enum class Phase : std::int64_t {
   kUnknown = 0,    ///< nobody looks
   kPython = 1,     ///< runs Python code
   kCompiling = 2,  ///< traces, lowers or compiles a program
   kCallback = 3,   ///< runs Python code that a program calls
   kAwaiting = 4,   ///< waits for results
+  kEnded = 5,      ///< nothing more; the stack's place has the exception that ended it, if any
 };
 
 /// A process's memory for its diagnosis.
@@ -114,9 +115,10 @@ class BlackBox {
 
   /// A ring for a device; the last one is shared where there are too many devices.
   Ring& NewRing(std::int64_t device);
-  /// Notes a site's text, for people and, as JSON, for programs.
+  /// Notes a site's latest text, for people and, as JSON, for programs.
   void AddSite(std::uint64_t id, std::string_view text, std::string_view json);
-  /// The texts of a site, for people, the first few; none where it is not known.
+  /// The texts of a site, for people: the latest few, each once, in the order in which they were
+  /// noted last; none where it is not known.
   [[nodiscard]] std::vector<std::string> SiteTexts(std::uint64_t id) const;
 
   void SetStack(std::string_view text, std::int64_t now_ns);
@@ -152,8 +154,8 @@ std::string_view Name(Phase phase);
 
 /// Text about a site for errors: the op, its axes, shapes and dtypes, and the user's source line;
 /// and the same as JSON. Kept by site id in this process's black box; the lowering writes it. An id
-/// can have several texts, of which errors show all.
+/// can have several texts, of which errors show the latest four.
 void DescribeSite(std::uint64_t id, std::string_view text, std::string_view json = "");
-std::string SiteText(std::uint64_t id);
+std::string SiteText(std::uint64_t id, const BlackBox& box = BlackBox::Get());
 
 }  // namespace jaxcoll

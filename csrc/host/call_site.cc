@@ -1,14 +1,14 @@
 #include "host/call_site.h"
 
-#include <unistd.h>  // getpid, gettid
-
 #include <algorithm>  // std::find, std::max, std::none_of
 #include <set>        // std::set
 #include <utility>    // std::move
 
 #include "core/clock.h"
 #include "host/diagnosis.h"
+#include "host/recorder.h"
 #include "host/watchdog.h"
+#include "host/witness.h"
 
 namespace jaxcoll {
 namespace {
@@ -171,6 +171,11 @@ std::int64_t CallSite::compile_timeout_ns() const { return Watchdog::Get().compi
 void CallSite::Unref() {
   if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     Watchdog::Get().Remove(*this);
+    for (const auto& meeting : meetings_) {
+      if (meeting != nullptr) {
+        meeting->ShowLeft(NowNs());  // which nobody can name when this site is gone
+      }
+    }
     delete this;
   }
 }
@@ -209,9 +214,9 @@ Arrival CallSite::Arrive(const Visit& visit, WaiterFactory& factory) {
       visit.meeting->Arrive(visit.key, visit.rank, visit.now_ns, *visit.entry, factory);
   if (arrival.answer == Answer::kFailed) {
     visit.entry->Set(Moment::kResumed, NowNs());
-    // On Python's own thread the program ends at once: JAX raises the error where it was started.
-    Watchdog::Get().FailRun(visit.key.run, arrival.failure, /*is_told=*/getpid() == gettid());
+    Watchdog::Get().FailRun(visit.key.run, arrival.failure);
     FailJob(visit.key.run, *arrival.failure);
+    Witness::Get().AwaitLook();
   }
   return arrival;
 }
@@ -305,12 +310,21 @@ std::string CallSite::Describe(const UnderWay& call, const std::vector<UnderWay>
                                std::int64_t waited_ns, std::int64_t timeout_ns) const {
   const BlackBox& box = BlackBox::Get();
   box.AskForStack(kStackPatienceNs);
-  const auto listed = [](const std::vector<Place>& places) {
+  // Other processes of the job fail with this text, too.
+  const std::shared_ptr<Session> session = job_ == nullptr ? nullptr : job_->session();
+  const bool is_shared = session != nullptr && session->processes().size() > 1;
+  const std::string process =
+      is_shared ? "process " + std::to_string(session->process()) : "this process";
+  const auto listed = [is_shared](const std::vector<Place>& places, const std::string& where) {
     std::string list;
     for (const Place& place : places) {
-      list += (list.empty() ? "" : ", ") + std::to_string(place.rank);
-      list += place.device >= 0 ? " (device " + std::to_string(place.device) + ")"
-                                : " (partition " + std::to_string(place.logical_id) + ")";
+      list += (list.empty() ? "rank "
+               : is_shared  ? ", rank "
+                            : ", ") +
+              std::to_string(place.rank) + (is_shared ? " (" + where + ", " : " (") +
+              (place.device >= 0 ? "device " + std::to_string(place.device)
+                                 : "partition " + std::to_string(place.logical_id)) +
+              ")";
     }
     return list;
   };
@@ -318,7 +332,7 @@ std::string CallSite::Describe(const UnderWay& call, const std::vector<UnderWay>
   std::set<std::int64_t> others = DevicesIn(box);
   for (const std::vector<Place>* places : {&call.arrived, &call.missing}) {
     for (const Place& place : *places) {
-      others.erase(place.device);
+      others.erase(Recorder::DeviceInRecords(place.device));
     }
   }
   std::string doing;
@@ -351,15 +365,21 @@ std::string CallSite::Describe(const UnderWay& call, const std::vector<UnderWay>
     }
   }
   const std::size_t num_ranks = groups_[call.group].size();
-  const std::string chain =
-      job_ == nullptr ? "" : ChainText(*job_->session(), {job_->session()->seat()});
-  return Text() + ": waited " + SecondsText(waited_ns) + " (the limit is " +
-         SecondsText(timeout_ns) + ") for rank " + listed(call.missing) + " of " +
-         std::to_string(num_ranks) +
-         (call.call.arrived.size() < num_ranks ? ", in this process" : "") + "; arrived: rank " +
-         listed(call.arrived) + "; run " + std::to_string(call.call.key.run) + ", execution " +
-         std::to_string(call.call.key.iteration + 1) + " of this call in it" + DumpText() + doing +
-         PythonText(box, NowNs()) + chain;
+  const std::string of_callback = Watchdog::Get().CallbackErrorFor(call.call.opened_ns);
+  const std::string why =
+      of_callback.empty() ? "" : "; a callback of " + process + " has raised " + of_callback;
+  const std::string limit = timeout_ns < 0 ? "" : " (the limit is " + SecondsText(timeout_ns) + ")";
+  const std::string execution =
+      "execution " + std::to_string(call.call.key.iteration + 1) + " of this call in ";
+  const std::string where = is_shared ? ProcessText(*session, session->seat()) : "";
+  const std::string chain = session == nullptr ? "" : ChainText(*session, {session->seat()});
+  return Text() + ": waited " + SecondsText(waited_ns) + limit + " for " +
+         listed(call.missing, where) + " of " + std::to_string(num_ranks) +
+         "; arrived: " + listed(call.arrived, process) + "; " +
+         // Whose number means nothing elsewhere.
+         (is_shared ? execution + "a run of its program"
+                    : "run " + std::to_string(call.call.key.run) + ", " + execution + "it") +
+         why + DumpText() + doing + PythonText(box, NowNs()) + chain;
 }
 
 }  // namespace jaxcoll

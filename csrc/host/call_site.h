@@ -105,6 +105,7 @@ class CallSite final : public Pooled, private CallNames {
     Meeting::Call call;
     std::vector<Place> arrived, missing;  ///< of this process
   };
+  [[nodiscard]] Job* job() const { return job_; }  ///< null: all members are in this process
   /// Adds those of this site, for the watchdog, whose looks are of all sites. A member that has not
   /// been here has no device yet.
   void AddUnderWay(std::int64_t now_ns, std::vector<UnderWay>& calls);
@@ -115,6 +116,10 @@ class CallSite final : public Pooled, private CallNames {
   /// (timeout_ns < 0: none). `all`: what is under way in this process.
   void Check(const UnderWay& call, const std::vector<UnderWay>& all, std::int64_t now_ns,
              std::int64_t timeout_ns);
+  /// What the error of a call says that is not complete; timeout_ns < 0: for another reason than
+  /// that its limit is over. Asks what others do now.
+  std::string Describe(const UnderWay& call, const std::vector<UnderWay>& all,
+                       std::int64_t waited_ns, std::int64_t timeout_ns) const;
   /// Fails the call if it is still open, with its job.
   void Fail(const UnderWay& call, const std::shared_ptr<const Status>& cause);
 
@@ -137,8 +142,6 @@ class CallSite final : public Pooled, private CallNames {
 
   /// Whether somebody who may be waited for has a reason not to come for now.
   [[nodiscard]] bool IsAnyoneExcused(std::int64_t now_ns) const;
-  std::string Describe(const UnderWay& call, const std::vector<UnderWay>& all,
-                       std::int64_t waited_ns, std::int64_t timeout_ns) const;
 
   const std::uint64_t id_;
   const std::vector<std::vector<std::int64_t>> groups_;

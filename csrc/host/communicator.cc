@@ -10,6 +10,7 @@
 #include "host/job.h"
 #include "host/reduce_work.h"
 #include "host/watchdog.h"
+#include "host/witness.h"
 #include "kernels/reduce.h"
 
 namespace jaxcoll {
@@ -278,6 +279,10 @@ Status PendingCall::Wait() {
   }
   std::unique_lock<std::mutex> lock(mutex_);
   ended_.wait(lock, [this] { return !is_pending_; });
+  lock.unlock();
+  if (!status_.ok()) {
+    Witness::Get().AwaitLook();
+  }
   return status_;
 }
 
@@ -308,6 +313,7 @@ Status Communicator::RefuseTwo() const {
   if (clique_.job() != nullptr) {
     clique_.job()->session()->segment().Fail(cause->message);
   }
+  Witness::Get().AwaitLook();
   return *cause;
 }
 
@@ -327,6 +333,7 @@ Status Communicator::Begin(const Operation& operation, const void* send, void* r
   if (clique_.job() != nullptr) {
     if (auto cause = clique_.job()->Failure(); cause != nullptr) {
       Watchdog::Get().FailRun(run, cause);
+      Witness::Get().AwaitLook();
       return *cause;
     }
   }

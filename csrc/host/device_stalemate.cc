@@ -53,18 +53,38 @@ std::shared_ptr<const Status> FailureSince(std::int64_t device, std::int64_t ope
     const auto at = [&](Moment moment) {
       return record.moments_ns[static_cast<std::size_t>(moment)];
     };
-    if (record.device == device && at(Moment::kResumed) > opened_ns - kLaunchedNs &&
-        at(Moment::kMoved) == 0) {
+    if (record.device == Recorder::DeviceInRecords(device) &&
+        at(Moment::kResumed) > opened_ns - kLaunchedNs && at(Moment::kMoved) == 0) {
       return Watchdog::Get().FailureOf(record.run);
     }
   }
   return nullptr;
 }
 
-// Devices that wait for one another, or for one of `failed`, which are added.
-std::set<std::int64_t> StuckDevices(const std::vector<CallSite::UnderWay>& calls,
-                                    std::int64_t now_ns,
-                                    std::map<std::int64_t, std::shared_ptr<const Status>>& failed) {
+// Whether a device is in no call because it ended in a callback, as far as can be told. Where there
+// are other processes it may wait for those, in a collective of XLA's own.
+bool MayHaveEnded(const CallSite::Place& place, const std::vector<CallSite::UnderWay>& calls,
+                  std::int64_t opened_ns) {
+  return Job::Get().session() == nullptr && !Watchdog::Get().CallbackErrorFor(opened_ns).empty() &&
+         std::none_of(calls.begin(), calls.end(), [&](const CallSite::UnderWay& each) {
+           return std::any_of(
+               each.arrived.begin(), each.arrived.end(),
+               [&](const CallSite::Place& there) { return there.device == place.device; });
+         });
+}
+
+// Devices that will wait for ever, and why.
+struct Stuck {
+  std::set<std::int64_t> devices;
+  // Those of them that have failed.
+  std::map<std::int64_t, std::shared_ptr<const Status>> failed;
+  // A call that waits for one that ended in a callback, or null.
+  const CallSite::UnderWay* for_ended = nullptr;
+};
+
+// Devices that wait for one another, or for one that has failed or ended.
+Stuck FindStuckDevices(const std::vector<CallSite::UnderWay>& calls, std::int64_t now_ns) {
+  Stuck found;
   std::vector<Wait> waits;
   for (const CallSite::UnderWay& each : calls) {
     std::vector<std::int64_t> missing;  // nobody: it may go on
@@ -73,7 +93,10 @@ std::set<std::int64_t> StuckDevices(const std::vector<CallSite::UnderWay>& calls
         missing.push_back(place.device);
         auto failure = FailureSince(place.device, each.call.opened_ns);
         if (failure != nullptr) {
-          failed[place.device] = std::move(failure);
+          found.failed[place.device] = std::move(failure);
+        } else if (MayHaveEnded(place, calls, each.call.opened_ns)) {
+          waits.push_back({.waiter = place.device, .missing = {place.device}});
+          found.for_ended = &each;
         }
       }
     }
@@ -81,10 +104,11 @@ std::set<std::int64_t> StuckDevices(const std::vector<CallSite::UnderWay>& calls
       waits.push_back({.waiter = place.device, .missing = missing});
     }
   }
-  for (const auto& [device, failure] : failed) {
+  for (const auto& [device, failure] : found.failed) {
     waits.push_back({.waiter = device, .missing = {device}});
   }
-  return FindStuck(waits);
+  found.devices = FindStuck(waits);
+  return found;
 }
 
 std::string Text(const std::vector<CallSite::UnderWay>& calls,
@@ -115,8 +139,8 @@ std::string Text(const std::vector<CallSite::UnderWay>& calls,
 }  // namespace
 
 void DeviceStalemate::End(const std::vector<CallSite::UnderWay>& calls, std::int64_t now_ns) {
-  std::map<std::int64_t, std::shared_ptr<const Status>> failed;
-  const std::set<std::int64_t> stuck = StuckDevices(calls, now_ns, failed);
+  const Stuck found = FindStuckDevices(calls, now_ns);
+  const std::set<std::int64_t>& stuck = found.devices;
   if (stuck.empty() || !MayBeStuck(now_ns) || now_ns - last_look_ns_ > kLateNs) {
     num_looks_ = stuck.empty() ? 0 : 1;
     num_busy_ = 0;
@@ -148,8 +172,13 @@ void DeviceStalemate::End(const std::vector<CallSite::UnderWay>& calls, std::int
   num_looks_ = 0;
   was_asked_ = false;
   std::shared_ptr<const Status> cause;
-  for (const auto& [device, failure] : failed) {
+  for (const auto& [device, failure] : found.failed) {
     cause = cause == nullptr && stuck.count(device) > 0 ? failure : cause;
+  }
+  if (cause == nullptr && found.for_ended != nullptr) {
+    const CallSite::UnderWay& call = *found.for_ended;
+    cause = std::make_shared<const Status>(Internal(
+        call.site->Describe(call, calls, NowNs() - call.call.opened_ns, /*timeout_ns=*/-1)));
   }
   if (cause == nullptr) {
     cause = std::make_shared<const Status>(Internal(Text(calls, stuck)));

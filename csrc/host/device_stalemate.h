@@ -11,11 +11,11 @@ namespace jaxcoll {
 
 /// Looked after by the watchdog, at each of its looks.
 ///
-/// Also those that have waited since before the last call of another device failed: that one does
-/// not get what their program needs. Devices may come to calls of several programs in any order:
-/// nothing is said while anything of this process could be a device on its way to a call, because
-/// it computes or would if it got its turn, or is in a callback. A device that sleeps in somebody
-/// else's handler is not seen.
+/// Also those that have waited since before the last call of another device failed, or that wait
+/// for one where a callback has raised: that one does not get what their program needs. Devices may
+/// come to calls of several programs in any order: nothing is said while anything of this process
+/// could be a device on its way to a call, because it computes or would if it got its turn, or is
+/// in a callback. A device that sleeps in somebody else's handler is not seen.
 class DeviceStalemate {
  public:
   /// Fails the calls in which devices have waited for one another for a second or so, and will for

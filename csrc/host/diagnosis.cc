@@ -1,6 +1,7 @@
 #include "host/diagnosis.h"
 
-#include <algorithm>  // std::min
+#include <algorithm>  // std::max, std::min
+#include <map>        // std::map
 #include <mutex>      // std::mutex
 #include <utility>    // std::move
 #include <vector>     // std::vector
@@ -31,6 +32,17 @@ std::int64_t At(const CallRecord& record, Moment moment) {
   return record.moments_ns[static_cast<std::size_t>(moment)];
 }
 
+// When a call of this process ended last; 0 if none did.
+std::int64_t LastEnd(const BlackBox& box) {
+  std::int64_t last_ns = 0;
+  for (const CallRecord& record : RecordsIn(box, kLatest)) {
+    if (At(record, Moment::kMoved) != 0) {  // a failed one may have ended after it was asked
+      last_ns = std::max(last_ns, At(record, Moment::kResumed));
+    }
+  }
+  return last_ns;
+}
+
 std::string Indented(const std::string& lines, const std::string& by) {
   std::string text;
   for (std::size_t begin = 0; begin < lines.size();) {
@@ -53,11 +65,15 @@ std::set<std::int64_t> DevicesIn(const BlackBox& box) {
 
 std::string LastCallText(const BlackBox& box, const std::set<std::int64_t>& devices,
                          std::int64_t now_ns) {
+  std::map<std::int64_t, std::int64_t> named;  // as they are called here, by what records call them
+  for (const std::int64_t device : devices) {
+    named[Recorder::DeviceInRecords(device)] = device;
+  }
   const std::vector<CallRecord> records = RecordsIn(box, kLatest);
   const CallRecord* ended = nullptr;
   const CallRecord* open = nullptr;
   for (const CallRecord& record : records) {
-    if (devices.count(record.device) == 0) {
+    if (named.count(record.device) == 0) {
       continue;
     }
     if (At(record, Moment::kResumed) == 0) {
@@ -68,10 +84,11 @@ std::string LastCallText(const BlackBox& box, const std::set<std::int64_t>& devi
       ended = &record;
     }
   }
-  const auto name = [&box](const CallRecord& record) {
-    const std::vector<std::string> texts = box.SiteTexts(record.site);
-    return (texts.empty() ? SiteText(record.site) : texts.front()) + " (call " +
-           std::to_string(record.sequence) + " of device " + std::to_string(record.device) + ")";
+  const auto name = [&](const CallRecord& record) {
+    const bool is_known = !box.SiteTexts(record.site).empty();
+    return SiteText(record.site, is_known ? box : BlackBox::Get()) + " (call " +
+           std::to_string(record.sequence) + " of device " +
+           std::to_string(named.at(record.device)) + ")";
   };
   std::string text;
   if (open != nullptr) {
@@ -125,12 +142,24 @@ std::string PythonText(const BlackBox& box, std::int64_t now_ns) {
   if (told.at_ns == 0 || phase == Phase::kUnknown) {
     return "";
   }
+  if (phase == Phase::kEnded) {
+    return told.stack.empty() ? "" : "\n  ended with " + told.stack;
+  }
+  const std::string stack = Indented(told.stack, "    ");
+  if (told.at_ns < LastEnd(box)) {  // it has gone on since: what it did then is no reason
+    return told.stack.empty() ? ""
+                              : "\n  Python stack, " + SecondsText(now_ns - told.at_ns) +
+                                    " ago, before its last call ended:" + stack;
+  }
   const std::int64_t since_ns = box.header().phase_since_ns.load(std::memory_order_relaxed);
   // Who stops has often just begun to do what it was last seen to do.
   const std::int64_t for_ns = told.at_ns - since_ns;
-  return "\n  " + std::string(Name(phase)) +
-         (for_ns < kTellableNs ? "" : " for " + SecondsText(for_ns)) + "; Python stack, " +
-         SecondsText(now_ns - told.at_ns) + " ago:" + Indented(told.stack, "    ");
+  const std::string text = "\n  " + std::string(Name(phase)) +
+                           (for_ns < kTellableNs ? "" : " for " + SecondsText(for_ns));
+  if (told.stack.empty()) {  // no code of the user's, as in hooks at the exit
+    return text + "; no Python code of the user's runs";
+  }
+  return text + "; Python stack, " + SecondsText(now_ns - told.at_ns) + " ago:" + stack;
 }
 
 std::string ProcessText(const Session& session, std::size_t seat) {

@@ -16,8 +16,8 @@ namespace jaxcoll {
 /// The devices of a process that have called anything.
 std::set<std::int64_t> DevicesIn(const BlackBox& box);
 
-/// The call that one of `devices` waits in, and the one that was ended there last: what, and when.
-/// One line.
+/// The call that one of `devices` (any numbers of theirs; see Recorder::DeviceInRecords) waits in,
+/// and the one that was ended there last: what, and when. One line.
 std::string LastCallText(const BlackBox& box, const std::set<std::int64_t>& devices,
                          std::int64_t now_ns);
 
@@ -33,8 +33,9 @@ RanksThere FindRanks(const BlackBox& box, std::uint64_t group, std::uint64_t sit
 std::string LastCallOfRank(const BlackBox& box, const RanksThere& ranks, std::int64_t rank,
                            std::int64_t now_ns);
 
-/// What the process's Python does, and its stack: indented lines, each after a line break. Empty
-/// where nobody looks after it.
+/// What the process's Python does, and its stack: indented lines, each after a line break. Of a
+/// stack from before its last call ended no more than that, as it has gone on since. Empty where
+/// nobody looks after it.
 std::string PythonText(const BlackBox& box, std::int64_t now_ns);
 
 /// As in "process 2, pid 4711, stopped".

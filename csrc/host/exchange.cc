@@ -5,14 +5,11 @@
 #include <sys/syscall.h>  // SYS_futex
 #include <unistd.h>       // syscall
 
-#include <algorithm>    // std::find, std::max
-#include <ctime>        // nanosleep, timespec
-#include <optional>     // std::nullopt
-#include <string_view>  // std::string_view
-#include <utility>      // std::move
+#include <algorithm>  // std::max
+#include <ctime>      // nanosleep, timespec
+#include <utility>    // std::move
 
 #include "core/clock.h"
-#include "host/stalemate.h"
 
 namespace jaxcoll {
 namespace {
@@ -20,21 +17,13 @@ namespace {
 // Looks at the others before the core is offered to whoever wants it.
 constexpr int kBusyLooks = 200;
 constexpr int kCrowdedLooks = 5;
-// How long a handler may look for the others before its program waits in a future. Where processes
-// share cores, the others may have to take their turns first, which is not worth two threads'
-// wakes.
+// How long to look for the others before a handler's program waits in a future, and a runner
+// sleeps. Where processes share cores, the others may have to take their turns first, which is not
+// worth two threads' wakes.
 constexpr std::int64_t kSpinNs = 200'000;
 constexpr std::int64_t kCrowdedSpinNs = 1'000'000;
 // A sleeper looks after the others this often.
 constexpr std::int64_t kNapNs = 50'000'000;
-// Calls of one group that all have stood for this long and don't match never will.
-constexpr std::int64_t kMismatchNs = 1'000'000'000;
-// The same of calls of different groups, to which a process may come in any order.
-constexpr std::int64_t kStalemateNs = 10'000'000'000;
-
-// How long to wait for what missing processes do, and of how many of them errors show the stack.
-constexpr std::int64_t kStackPatienceNs = 1'000'000'000;
-constexpr std::size_t kMostStacks = 4;
 
 void Relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -168,7 +157,7 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
            .occurrence = occurrences_->fetch_add(1, std::memory_order_relaxed) + 1};
   tag_ = name_.tag();
   if (spins) {
-    return Spin(session_->is_crowded() ? kCrowdedSpinNs : kSpinNs);
+    return Spin(SpinNs());
   }
   if (OpenLane() && Advance()) {
     return Progress::kDone;
@@ -365,6 +354,8 @@ void Exchange::ShowLeft(std::int64_t now_ns) const {
 
 // ---- Waiting ----------------------------------------------------------------------------------
 
+std::int64_t Exchange::SpinNs() const { return session_->is_crowded() ? kCrowdedSpinNs : kSpinNs; }
+
 Exchange::Progress Exchange::Spin(std::int64_t limit_ns) {
   const int busy_looks = session_->is_crowded() ? kCrowdedLooks : kBusyLooks;
   std::int64_t until_ns = 0;
@@ -407,9 +398,24 @@ void Exchange::Sleep() {
 Exchange::Progress Exchange::Finish() {
   std::int64_t since_ns = NowNs();
   excused_ns_ = 0;
-  std::size_t step = step_;
+  next_look_ns_ = 0;
   bool is_named = false;
+  std::int64_t spin_ns = SpinNs();
   for (;;) {
+    // While others are at work the next step takes less than to sleep and to be woken.
+    const std::size_t step = step_;
+    if (const Progress progress = Spin(spin_ns); progress != Progress::kWaits) {
+      return progress;
+    }
+    if (step_ != step) {
+      since_ns = NowNs();
+      next_look_ns_ = 0;
+      spin_ns = SpinNs();
+      if (is_named) {
+        lane().waits_since_ns.store(since_ns, std::memory_order_release);
+      }
+      continue;
+    }
     if (lane_ >= 0) {
       if (!is_named) {  // not in every call: others read it only where one waits for long
         lane().text.Set(names_.Text());
@@ -424,173 +430,12 @@ Exchange::Progress Exchange::Finish() {
       lane().waits_since_ns.store(since_ns, std::memory_order_release);
     }
     Sleep();
-    if (const Progress progress = Spin(0); progress != Progress::kWaits) {
-      return progress;
-    }
-    const std::int64_t now_ns = NowNs();
-    if (step_ != step) {
-      step = step_;
-      since_ns = now_ns;
-    }
-    Look(now_ns, since_ns);
-  }
-}
-
-// ---- Failing ----------------------------------------------------------------------------------
-
-void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
-  // Those that wait for it may be whom this process waits for.
-  if (session_->IsAnyoneExcused(now_ns, names_.compile_timeout_ns())) {
-    excused_ns_ = now_ns;
-  }
-  const std::int64_t waited_ns = now_ns - std::max(since_ns, excused_ns_);
-  std::vector<std::size_t> missing = Missing();
-  for (const std::size_t seat : missing) {
-    const std::string_view gone = session_->WhereIs(seat, now_ns).gone;
-    // It may have done its part, and ended, since it was found missing.
-    const std::vector<std::size_t> still = gone.empty() ? std::vector<std::size_t>{} : Missing();
-    if (std::find(still.begin(), still.end(), seat) != still.end()) {
-      session_->segment().Fail(WaitText(waited_ns, " (" + std::string(gone) + ")"));
-      return;
+    const bool goes_on = lane_ >= 0 && AllHaveReached();
+    spin_ns = goes_on ? SpinNs() : 0;
+    if (!goes_on) {
+      Look(NowNs(), since_ns);
     }
   }
-  if (std::string calls = WrongCalls(now_ns, now_ns - since_ns); !calls.empty()) {
-    session_->segment().Fail(
-        "the processes called different collectives, or the same in another order: " + calls +
-        DumpText());
-    return;
-  }
-  const std::int64_t timeout_ns = names_.timeout_ns();
-  if (timeout_ns < 0 || waited_ns < timeout_ns) {
-    return;
-  }
-  AskForStacks(missing);  // and with it for what they do now; they may come meanwhile
-  if (!Missing().empty() && !session_->IsAnyoneExcused(NowNs(), names_.compile_timeout_ns())) {
-    session_->segment().Fail(
-        WaitText(waited_ns, " (the limit is " + SecondsText(timeout_ns) + ")"));
-  }
-}
-
-std::vector<std::size_t> Exchange::Missing() {
-  if (lane_ < 0) {
-    return session_->Laggards();
-  }
-  std::vector<std::size_t> missing;
-  for (Peer& peer : peers_) {
-    if (!HasReached(peer)) {
-      missing.push_back(peer.seat);
-    }
-  }
-  return missing;
-}
-
-void Exchange::AskForStacks(const std::vector<std::size_t>& seats) const {
-  const std::int64_t until_ns = NowNs() + kStackPatienceNs;
-  for (const std::size_t seat : seats) {
-    const BlackBox* const box = session_->box(seat);
-    if (box != nullptr && session_->WhereIs(seat, NowNs()).state == "running") {
-      box->AskForStack(std::max<std::int64_t>(until_ns - NowNs(), 0));
-    }
-  }
-}
-
-std::string Exchange::WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) const {
-  if (waited_ns >= kMismatchNs) {
-    if (Stalemate found = FindStalemate(*session_, group_, now_ns, kMismatchNs);
-        !found.seats.empty()) {
-      return found.text;
-    }
-  }
-  if (waited_ns < kStalemateNs) {
-    return "";
-  }
-  const Stalemate found = FindStalemate(*session_, std::nullopt, now_ns, kStalemateNs);
-  if (found.seats.empty() || MayComeToMore(*session_, found.seats, names_.compile_timeout_ns())) {
-    return "";
-  }
-  return FindStalemate(*session_, std::nullopt, NowNs(), kStalemateNs).text;  // they may have come
-}
-
-std::vector<bool> Exchange::Absent(std::vector<RanksThere>& there) {
-  std::vector<bool> waited_for(members_.num_ranks());
-  std::vector<bool> absent(members_.num_ranks());
-  there.resize(members_.num_processes());
-  for (Peer& peer : peers_) {
-    if (lane_ < 0 || HasReached(peer)) {
-      continue;
-    }
-    RanksThere& ranks = there[peer.process];
-    if (const BlackBox* const box = session_->box(peer.seat); box != nullptr) {
-      ranks = FindRanks(*box, name_.group, name_.site, execution());
-    }
-    // Whose process does not run takes no further part, though it has come.
-    if (session_->WhereIs(peer.seat, NowNs()).state != "running") {
-      ranks.in_call.clear();
-    }
-    for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
-      if (members_.process_of(r) == peer.process) {
-        waited_for[r] = true;
-        absent[r] = ranks.in_call.count(static_cast<std::int64_t>(r)) == 0;
-      }
-    }
-  }
-  const bool is_any_absent = std::find(absent.begin(), absent.end(), true) != absent.end();
-  return is_any_absent ? absent : waited_for;
-}
-
-std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {
-  std::string came;
-  std::string missing;
-  std::string doing;
-  std::size_t num_shown = 0;
-  std::vector<std::size_t> seats = {session_->seat()};
-  std::vector<RanksThere> there;
-  const std::vector<bool> absent = Absent(there);
-  const auto add = [](std::string& list, const std::string& text) {
-    list += (list.empty() ? "" : ", ") + text;
-  };
-  for (std::size_t process = 0, i = 0; process < members_.num_processes(); ++process) {
-    Peer* const peer = process == members_.mine() ? nullptr : &peers_[i++];
-    const bool is_waited_for = lane_ >= 0 && peer != nullptr && !HasReached(*peer);
-    if (peer != nullptr && !is_waited_for && peer->lane == nullptr) {
-      continue;
-    }
-    const std::size_t seat = members_.seat(process);
-    const BlackBox* const box = session_->box(seat);
-    std::string here;
-    std::string late;
-    for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
-      if (members_.process_of(r) != process) {
-        continue;
-      }
-      add(absent[r] ? late : here, std::to_string(r));
-      if (absent[r] && box != nullptr) {
-        doing += "\n  rank " + std::to_string(r) + ": " +
-                 LastCallOfRank(*box, there[process], static_cast<std::int64_t>(r), NowNs());
-      }
-    }
-    if (!here.empty()) {
-      add(came, "rank " + here + " (process " + std::to_string(session_->processes()[seat]) + ")");
-    }
-    if (!late.empty()) {
-      add(missing, "rank " + late + " (" + ProcessText(*session_, seat) + ")");
-      seats.push_back(seat);
-      if (box != nullptr && ++num_shown <= kMostStacks) {
-        doing += PythonText(*box, NowNs());
-      }
-    }
-  }
-  if (lane_ < 0) {
-    for (const std::size_t seat : session_->Laggards()) {
-      add(missing, ProcessText(*session_, seat));
-    }
-    missing =
-        "a free lane" + (missing.empty() ? "" : ": an earlier call is not over for " + missing);
-  }
-  return names_.Text() + ": waited " + SecondsText(waited_ns) + " for " + missing +
-         (step_ == steps_.count() ? " to read what this process left" : "") + "; arrived: " + came +
-         "; execution " + std::to_string(name_.occurrence) + " of this call" + why + DumpText() +
-         doing + ChainText(*session_, seats);
 }
 
 }  // namespace jaxcoll

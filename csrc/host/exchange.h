@@ -168,12 +168,14 @@ class Exchange : public Pooled {
   bool Advance();
   /// After the last step.
   bool End();
+  /// How long to look for the others without sleeping.
+  [[nodiscard]] std::int64_t SpinNs() const;
   Progress Spin(std::int64_t limit_ns);
   void Sleep();
   /// Fails the job where there is no hope, or none any more.
   void Look(std::int64_t now_ns, std::int64_t since_ns);
   /// The calls of processes that will wait for one another for ever, or nothing.
-  [[nodiscard]] std::string WrongCalls(std::int64_t now_ns, std::int64_t waited_ns) const;
+  [[nodiscard]] std::string WrongCalls(std::int64_t now_ns, std::int64_t waited_ns);
   /// The seats of those for whom it waits.
   std::vector<std::size_t> Missing();
   /// Has those that still run say what they do; waits for that, not for long.
@@ -206,8 +208,9 @@ class Exchange : public Pooled {
   std::uint64_t ticket_ = 0;
   int lane_ = -1;
   std::size_t step_ = 0;
-  std::int64_t excused_ns_ = 0;  // when somebody who was waited for had a reason
-  bool has_ended_ = false;       // all others' lanes
+  std::int64_t excused_ns_ = 0;    // when somebody who was waited for had a reason
+  std::int64_t next_look_ns_ = 0;  // for a stalemate: when it has waited for so long
+  bool has_ended_ = false;         // all others' lanes
   SmallArray<Peer, 3> peers_;
   SmallArray<std::byte*, 4> windows_;  // by process
   SmallArray<std::int64_t, 4> pids_;

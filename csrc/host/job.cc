@@ -103,6 +103,17 @@ std::atomic<std::uint64_t>& Session::Occurrences(std::uint64_t group, std::uint6
   return occurrences_[group][site];
 }
 
+bool Session::HasBegun(const CallName& name) {
+  const std::lock_guard<std::mutex> lock(occurrences_mutex_);
+  const auto sites = occurrences_.find(name.group);
+  if (sites == occurrences_.end()) {
+    return false;
+  }
+  const auto count = sites->second.find(name.site);
+  return count != sites->second.end() &&
+         count->second.load(std::memory_order_relaxed) >= name.occurrence;
+}
+
 bool Session::HasEnded(const Left& left) const {
   return std::all_of(left.lookers.begin(), left.lookers.end(),
                      [&](std::size_t seat) { return HasEnded(seat, left.lane, left.tag); });
@@ -194,6 +205,18 @@ void Session::ShowLeft(std::uint64_t site, std::int64_t now_ns,
   }
 }
 
+std::set<std::uint64_t> Session::GroupsLeft() {
+  const std::lock_guard<SpinLock> lock(lanes_lock_);
+  std::set<std::uint64_t> groups;
+  for (std::size_t i = 0; i < num_left_; ++i) {
+    if (left(i).is_ahead && !HasEnded(left(i))) {
+      const Lane& lane = segment_->lane(seat_, static_cast<std::size_t>(left(i).lane));
+      groups.insert(lane.group.load(std::memory_order_relaxed));
+    }
+  }
+  return groups;
+}
+
 bool Session::Probe() const {
   for (std::size_t i = 0; i < segment_->shape().num_seats; ++i) {
     const Seat& other = segment_->seat(i);
@@ -221,13 +244,13 @@ Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
   // Too many open files here say nothing about a process there.
   const bool is_gone = is_known ? letter == 'Z' || letter == 'X' || start_ticks != known_ticks
                                 : kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
-  if (is_gone) {
+  const std::int64_t since_ns = other.leaves_since_ns.load(std::memory_order_acquire);
+  if (is_gone && since_ns == 0) {
     return {.state = "gone", .gone = "the process is gone"};
   }
-  if (const std::int64_t since_ns = other.leaves_since_ns.load(std::memory_order_acquire);
-      since_ns != 0) {
-    const bool may_come = now_ns - since_ns <= kLeavingNs || IsComputing(pid);
-    return {.state = "leaving",
+  if (since_ns != 0) {
+    const bool may_come = !is_gone && (now_ns - since_ns <= kLeavingNs || IsComputing(pid));
+    return {.state = is_gone ? "ended" : "leaving",
             .gone = may_come ? "" : "the process has come to its end without this call"};
   }
   return {.state = letter == 'T' || letter == 't' ? "stopped" : "running", .gone = ""};

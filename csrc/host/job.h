@@ -7,6 +7,7 @@
 #include <functional>     // std::function
 #include <memory>         // std::shared_ptr, std::unique_ptr
 #include <mutex>          // std::mutex
+#include <set>            // std::set
 #include <span>           // std::span
 #include <string>         // std::string
 #include <string_view>    // std::string_view
@@ -23,7 +24,7 @@ namespace jaxcoll {
 
 /// What another process is doing.
 struct Whereabouts {
-  std::string_view state;  ///< "running", "stopped", "leaving", "gone" or "not there yet"
+  std::string_view state;  ///< "running", "stopped", "leaving", "ended", "gone", "not there yet"
   std::string_view gone;   ///< why it can't come any more, or empty
 };
 
@@ -47,6 +48,8 @@ class Session {
 
   /// How many times this process has come to a site in a group. Lives as long as the session.
   std::atomic<std::uint64_t>& Occurrences(std::uint64_t group, std::uint64_t site);
+  /// Whether this process has begun that call, however long ago.
+  [[nodiscard]] bool HasBegun(const CallName& name);
 
   /// A lane that nobody looks at any more, or -1 where there is none. It is the caller's until
   /// LeaveLane.
@@ -67,6 +70,8 @@ class Session {
   /// Shows the calls of `site` that others have not ended for a while as what this process waits
   /// in.
   void ShowLeft(std::uint64_t site, std::int64_t now_ns, const std::function<std::string()>& text);
+  /// The groups of all such calls.
+  [[nodiscard]] std::set<std::uint64_t> GroupsLeft();
 
   /// Where to look first for the lane of another process's next call: processes go round among few
   /// lanes. A hint, by what was found before.

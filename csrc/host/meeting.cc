@@ -10,6 +10,7 @@
 #include "host/call_site.h"
 #include "host/exchange.h"
 #include "host/watchdog.h"
+#include "host/witness.h"
 
 namespace jaxcoll {
 namespace {
@@ -460,6 +461,9 @@ void Meeting::Resumption::Run() {
   const Waiter resumed = waiter;
   const std::shared_ptr<const Status> cause = std::move(failure);
   entry->Set(Moment::kResumed, NowNs());
+  if (cause != nullptr && !resumed.is_brief) {
+    Witness::Get().AwaitLook();
+  }
   resumed.resume(resumed, cause.get());
 }
 

@@ -21,7 +21,7 @@ BlackBox::Ring& Recorder::RingOf(std::size_t device) {
 }
 
 Recorder::Entry& Recorder::Begin(std::int64_t device, const CallStart& start) {
-  BlackBox::Ring& ring = RingOf(static_cast<std::size_t>(device) % kMaxDevices);
+  BlackBox::Ring& ring = RingOf(static_cast<std::size_t>(DeviceInRecords(device)));
   const std::uint64_t sequence = ring.next.fetch_add(1, std::memory_order_relaxed) + 1;
   Entry& entry = ring.entries[(sequence - 1) % kCapacity];
   entry.sequence.store(0, std::memory_order_relaxed);

@@ -50,7 +50,12 @@ class Recorder {
   /// The process's recorder; never destroyed.
   static Recorder& Get();
 
-  /// Starts the next entry of `device` (any ordinal; taken modulo kMaxDevices). The reference stays
+  /// How records name a device, whose number among all of a job has that of its process in it.
+  static constexpr std::int64_t DeviceInRecords(std::int64_t device) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(device) % kMaxDevices);
+  }
+
+  /// Starts the next entry of `device` (any number; see DeviceInRecords). The reference stays
   /// valid for ever; kCapacity calls later it holds another call.
   Entry& Begin(std::int64_t device, const CallStart& start);
 

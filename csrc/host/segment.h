@@ -47,9 +47,12 @@ class SeatSet {
 struct CallName {
   std::uint64_t group = 0;       ///< of the devices that take part, in rank order
   std::uint64_t site = 0;        ///< the site id that the lowering wrote into the program
+                                 ///< (jaxcoll/_lowering.py, _site_id)
   std::uint64_t occurrence = 0;  ///< how many times this group has come to this site
   /// What stands for it in a lane's word. Never 0, which means no call.
   [[nodiscard]] std::uint64_t tag() const;
+  /// Where in which program it stands: the same for different calls in one place.
+  [[nodiscard]] std::uint64_t place() const { return site >> 39; }
   friend bool operator==(const CallName&, const CallName&) = default;
 };
 

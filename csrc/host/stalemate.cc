@@ -1,6 +1,6 @@
 #include "host/stalemate.h"
 
-#include <algorithm>    // std::any_of, std::find_if, std::none_of
+#include <algorithm>    // std::all_of, std::any_of, std::find_if, std::none_of
 #include <atomic>       // std::atomic_thread_fence
 #include <cstddef>      // std::size_t
 #include <ctime>        // nanosleep, timespec
@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "core/utf8.h"
 #include "host/black_box.h"
+#include "host/diagnosis.h"
 #include "host/segment.h"
 #include "host/threads.h"
 
@@ -23,9 +24,13 @@ constexpr std::int64_t kAnswerNs = 1'000'000'000;
 // Of calls in one error, after which stands where more is to be found.
 constexpr std::size_t kMostBytes = Segment::kMaxCauseBytes * 2 / 3;
 
+// What texts of calls say before the line (jaxcoll/_lowering.py).
+constexpr std::string_view kCalledAt = ", called at ";
+
 // A call that a process has come to, whether or not it is over for it.
 struct OpenCall {
   CallName name;
+  std::size_t lane;
   bool has_waited;                   // for long, and still does
   bool is_left;                      // others have yet to come to it, or to end it
   std::vector<std::size_t> members;  // seats
@@ -44,6 +49,7 @@ Calls CallsOf(const Segment& segment, std::size_t seat, std::optional<std::uint6
     // A call that it has left says nothing about calls of other groups, to which it may come yet.
     const std::int64_t waits_since_ns = since_ns < 0 && group.has_value() ? -since_ns : since_ns;
     OpenCall call{.name = lane.name(),
+                  .lane = i,
                   .has_waited = waits_since_ns > 0 && waits_since_ns <= until_ns,
                   .is_left = false,
                   .members = {},
@@ -75,6 +81,20 @@ Calls CallsOf(const Segment& segment, std::size_t seat, std::optional<std::uint6
 bool HasComeTo(const Calls& calls, const CallName& name) {
   return std::any_of(calls.begin(), calls.end(),
                      [&](const OpenCall& call) { return call.name == name; });
+}
+
+std::string DoingText(const OpenCall& call) {
+  return (call.is_left ? "has ended, before others came to it, " : "waits in ") + call.text +
+         ", execution " + std::to_string(call.name.occurrence) + " of this call";
+}
+
+const BlackBox* BoxOf(const Session& session, std::int64_t each) {
+  const auto seat = static_cast<std::size_t>(each);
+  return seat == session.seat() ? &BlackBox::Get() : session.box(seat);
+}
+
+Phase PhaseIn(const BlackBox& box) {
+  return static_cast<Phase>(box.header().phase.load(std::memory_order_acquire));
 }
 
 }  // namespace
@@ -164,14 +184,54 @@ Stalemate FindStalemate(const Session& session, std::optional<std::uint64_t> gro
         doings.emplace_back(session.processes()[static_cast<std::size_t>(seat)], "").second;
     for (const OpenCall& call : by_seat[static_cast<std::size_t>(seat)]) {
       if (call.has_waited || call.is_left) {
-        doing += doing.empty() ? "" : ", and ";
-        doing += call.is_left ? "has ended, before others came to it, " : "waits in ";
-        doing +=
-            call.text + ", execution " + std::to_string(call.name.occurrence) + " of this call";
+        doing += (doing.empty() ? "" : ", and ") + DoingText(call);
       }
     }
   }
   return {.seats = std::move(stuck), .text = DoingsText("process", doings)};
+}
+
+Stalemate FindDifferentLeft(Session& session, std::uint64_t group, std::int64_t now_ns,
+                            std::int64_t patience_ns) {
+  const Segment& segment = session.segment();
+  const std::int64_t until_ns = now_ns - patience_ns;
+  const auto has_left = [](const OpenCall& call) { return call.is_left && call.has_waited; };
+  const auto source = [](const OpenCall& call) {
+    return call.text.substr(std::min(call.text.rfind(kCalledAt), call.text.size()));
+  };
+  for (const OpenCall& call : CallsOf(segment, session.seat(), group, until_ns)) {
+    for (const std::size_t member : has_left(call) ? call.members : std::vector<std::size_t>{}) {
+      const Calls theirs = CallsOf(segment, member, group, until_ns);
+      const auto other = std::find_if(theirs.begin(), theirs.end(), [&](const OpenCall& left) {
+        return has_left(left) && left.name.place() == call.name.place() &&
+               source(left) == source(call) && !session.HasBegun(left.name);
+      });
+      // In its lanes is what it has come to and not ended.
+      const bool has_come =
+          HasComeTo(theirs, call.name) ||
+          segment.ended(member, session.seat(), call.lane).load(std::memory_order_acquire) ==
+              call.name.tag();
+      if (other != theirs.end() && !has_come) {
+        return {
+            .seats = {static_cast<std::int64_t>(session.seat()), static_cast<std::int64_t>(member)},
+            .text = DoingsText("process", {{session.process(), DoingText(call)},
+                                           {session.processes()[member], DoingText(*other)}})};
+      }
+    }
+  }
+  return {};
+}
+
+void FailForDifferentLeft(Session& session, std::int64_t now_ns) {
+  for (const std::uint64_t group : session.GroupsLeft()) {
+    Stalemate found = FindDifferentLeft(session, group, now_ns, kMismatchNs);
+    if (!found.seats.empty() && !DoAllAwait(session, found.seats)) {
+      found = FindDifferentLeft(session, group, now_ns, kStalemateNs);
+    }
+    if (!found.seats.empty()) {
+      session.segment().Fail(DifferentCallsText(found.text));
+    }
+  }
 }
 
 bool MayComeToMore(const Session& session, const std::set<std::int64_t>& seats,
@@ -179,18 +239,17 @@ bool MayComeToMore(const Session& session, const std::set<std::int64_t>& seats,
   constexpr int kLooks = 20;
   const timespec nap{.tv_sec = 0, .tv_nsec = 10'000'000};
   std::map<std::int64_t, const BlackBox*> boxes;
-  for (const std::int64_t each : seats) {
-    const auto seat = static_cast<std::size_t>(each);
-    boxes[each] = seat == session.seat() ? &BlackBox::Get() : session.box(seat);
+  for (const std::int64_t seat : seats) {
+    boxes[seat] = BoxOf(session, seat);
     // What it has told of callbacks may be old.
-    if (boxes[each] == nullptr || !boxes[each]->AskForStack(kAnswerNs)) {
+    if (boxes[seat] == nullptr || !boxes[seat]->AskForStack(kAnswerNs)) {
       return true;
     }
   }
   std::map<std::int64_t, int> num_busy;
   for (int i = 0; i < kLooks; ++i) {
     for (const auto& [each, box] : boxes) {
-      const auto phase = static_cast<Phase>(box->header().phase.load(std::memory_order_acquire));
+      const Phase phase = PhaseIn(*box);
       if (phase == Phase::kUnknown || phase == Phase::kCallback ||
           box->header().callbacks.load(std::memory_order_relaxed) > 0 ||
           box->IsExcused(NowNs(), compile_timeout_ns)) {
@@ -203,6 +262,18 @@ bool MayComeToMore(const Session& session, const std::set<std::int64_t>& seats,
   }
   return std::any_of(num_busy.begin(), num_busy.end(),
                      [](const auto& busy) { return busy.second >= kLooks / 2; });
+}
+
+std::string DifferentCallsText(std::string_view calls) {
+  return "the processes called different collectives, or the same in another order: " +
+         std::string(calls) + DumpText();
+}
+
+bool DoAllAwait(const Session& session, const std::set<std::int64_t>& seats) {
+  return std::all_of(seats.begin(), seats.end(), [&](std::int64_t seat) {
+    const BlackBox* const box = BoxOf(session, seat);
+    return box != nullptr && PhaseIn(*box) == Phase::kAwaiting;
+  });
 }
 
 std::vector<Wait> FindWaits(const Session& session, const std::vector<std::size_t>& seats) {

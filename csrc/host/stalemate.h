@@ -13,6 +13,12 @@
 
 namespace jaxcoll {
 
+/// Calls of one group that all have stood for this long and don't match never will.
+inline constexpr std::int64_t kMismatchNs = 1'000'000'000;
+/// The same of calls to which a process may come in any order, while the main thread of one does
+/// something else than to await results.
+inline constexpr std::int64_t kStalemateNs = 10'000'000'000;
+
 /// One of several calls that `waiter` is in, and those that have not come to it.
 struct Wait {
   std::int64_t waiter;
@@ -43,10 +49,27 @@ std::string DoingsText(std::string_view what,
 Stalemate FindStalemate(const Session& session, std::optional<std::uint64_t> group,
                         std::int64_t now_ns, std::int64_t patience_ns);
 
+/// Finds different calls at one line of one program which this process and another one have left
+/// for `patience_ns`, neither of which the other has come to: of several roots each has ended its
+/// own, and nobody may ever wait. Where processes come to the calls of `group` in one order, as one
+/// thread does, that is a proof.
+Stalemate FindDifferentLeft(Session& session, std::uint64_t group, std::int64_t now_ns,
+                            std::int64_t patience_ns);
+
+/// Fails the job where that is found, at once where the main threads await results, so that none
+/// comes to more, else after kStalemateNs.
+void FailForDifferentLeft(Session& session, std::int64_t now_ns);
+
+/// What the job's failure says of `calls`.
+std::string DifferentCallsText(std::string_view calls);
+
 /// Whether a process at one of `seats` computes, or is stopped, in a callback or excused, so that
 /// it may come to more calls than it waits in; or nobody there tells. Looks for a while.
 bool MayComeToMore(const Session& session, const std::set<std::int64_t>& seats,
                    std::int64_t compile_timeout_ns);
+
+/// Whether the main thread of each process at `seats` awaits results, so that it launches nothing.
+bool DoAllAwait(const Session& session, const std::set<std::int64_t>& seats);
 
 /// The processes for which those at `seats` wait, and those for which these do, and so on: each
 /// once, with one that waits for it. By seats.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>  // gettid
 
+#include <atomic>        // std::atomic
 #include <filesystem>    // std::filesystem::directory_iterator
 #include <fstream>       // std::ifstream
 #include <iterator>      // std::istreambuf_iterator
@@ -9,6 +10,11 @@
 #include <system_error>  // std::error_code
 
 namespace jaxcoll {
+namespace {
+
+std::atomic<bool (*)()> python_thread_test{nullptr};
+
+}  // namespace
 
 bool IsAnyThreadBusy(std::int64_t pid) {
   const std::string own = std::to_string(gettid());
@@ -26,6 +32,13 @@ bool IsAnyThreadBusy(std::int64_t pid) {
     }
   }
   return static_cast<bool>(error);
+}
+
+void SetPythonThreadTest(bool (*is_python_thread)()) { python_thread_test.store(is_python_thread); }
+
+bool IsPythonThread() {
+  bool (*const test)() = python_thread_test.load(std::memory_order_relaxed);
+  return test != nullptr && test();
 }
 
 }  // namespace jaxcoll

@@ -4,10 +4,14 @@
 
 #include <algorithm>  // std::any_of, std::clamp, std::min
 #include <chrono>     // std::chrono::nanoseconds
+#include <set>        // std::set
 #include <thread>     // std::thread
 #include <utility>    // std::move
 
 #include "core/clock.h"
+#include "host/job.h"
+#include "host/stalemate.h"
+#include "host/threads.h"
 
 namespace jaxcoll {
 namespace {
@@ -19,6 +23,8 @@ constexpr std::int64_t kDefaultCompileTimeoutNs = 3600'000'000'000;
 constexpr std::int64_t kLooksPerTimeout = 10;
 constexpr std::int64_t kMinPeriodNs = 5'000'000;
 constexpr std::int64_t kMaxPeriodNs = 500'000'000;
+// A call that is opened so long after a callback has raised is of a later program.
+constexpr std::int64_t kCallbackErrorNs = 60'000'000'000;
 }  // namespace
 
 Watchdog& Watchdog::Get() {
@@ -28,6 +34,9 @@ Watchdog& Watchdog::Get() {
 
 Watchdog::Watchdog()
     : timeout_ns_(kDefaultTimeoutNs), compile_timeout_ns_(kDefaultCompileTimeoutNs) {
+  for (std::atomic<std::int64_t>& run : inline_runs_) {
+    run.store(kNoRun, std::memory_order_relaxed);
+  }
   std::thread([this] { Loop(); }).detach();
 }
 
@@ -49,7 +58,8 @@ void Watchdog::SetTimeout(std::int64_t timeout_ns) {
   LookNow();
 }
 
-void Watchdog::FailRun(std::int64_t run, std::shared_ptr<const Status> cause, bool is_told) {
+void Watchdog::FailRun(std::int64_t run, std::shared_ptr<const Status> cause) {
+  const bool is_told = IsPythonThread() || InlineRun(run).load(std::memory_order_relaxed) == run;
   {
     const std::lock_guard<std::mutex> lock(failed_mutex_);
     for (FailedRun& failed : failed_) {
@@ -113,6 +123,17 @@ bool Watchdog::IsSettled(std::int64_t run) {
   });
 }
 
+void Watchdog::NoteCallbackError(std::string text) {
+  const std::lock_guard<std::mutex> lock(callback_mutex_);
+  callback_error_ = std::move(text);
+  callback_error_ns_ = NowNs();
+}
+
+std::string Watchdog::CallbackErrorFor(std::int64_t opened_ns) {
+  const std::lock_guard<std::mutex> lock(callback_mutex_);
+  return opened_ns - callback_error_ns_ < kCallbackErrorNs ? callback_error_ : "";
+}
+
 void Watchdog::Locate(std::vector<CallSite::UnderWay>& calls) const {
   for (CallSite::UnderWay& call : calls) {
     for (CallSite::Place& place : call.missing) {
@@ -139,8 +160,17 @@ void Watchdog::Loop() {
     look_.store(false, std::memory_order_relaxed);
     const std::int64_t now_ns = NowNs();
     std::vector<CallSite::UnderWay> calls;
+    std::set<Job*> jobs;
     for (CallSite* site : sites_) {
       site->AddUnderWay(now_ns, calls);
+      if (site->job() != nullptr) {
+        jobs.insert(site->job());
+      }
+    }
+    for (Job* job : jobs) {
+      if (const std::shared_ptr<Session> session = job->session(); session != nullptr) {
+        FailForDifferentLeft(*session, now_ns);
+      }
     }
     Locate(calls);
     for (const CallSite::UnderWay& call : calls) {

@@ -1,10 +1,12 @@
 // host/watchdog.h: ends waits that are over, and spreads a failure through its run.
 #pragma once
 
+#include <array>               // std::array
 #include <atomic>              // std::atomic
 #include <condition_variable>  // std::condition_variable
 #include <cstdint>             // std::int64_t, std::uint64_t
 #include <deque>               // std::deque
+#include <limits>              // std::numeric_limits
 #include <memory>              // std::shared_ptr
 #include <mutex>               // std::mutex
 #include <string>              // std::string
@@ -43,9 +45,12 @@ class Watchdog {
   }
 
   /// Marks a run as failed; the first cause stays. Ranks that arrive later get the cause; the ranks
-  /// that wait in the run's other meetings get it at the next look, which this asks for. `is_told`:
-  /// the user's code gets it at once.
-  void FailRun(std::int64_t run, std::shared_ptr<const Status> cause, bool is_told = false);
+  /// that wait in the run's other meetings get it at the next look, which this asks for.
+  void FailRun(std::int64_t run, std::shared_ptr<const Status> cause);
+
+  /// The program of the run is executed in a thread of Python's, beyond its calls that are resumed
+  /// elsewhere: JAX raises its failure where it was started, so that the user is told.
+  void NoteInline(std::int64_t run) { InlineRun(run).store(run, std::memory_order_relaxed); }
 
   /// Why the run failed, or null. Costs one load while no run has failed.
   std::shared_ptr<const Status> FailureOf(std::int64_t run);
@@ -64,9 +69,17 @@ class Watchdog {
   /// Whether the run's failure was settled.
   bool IsSettled(std::int64_t run);
 
+  /// A callback of the user's has raised: the program of one device ended there.
+  void NoteCallbackError(std::string text);
+  /// What the latest such error says if it may be why a device does not come to a call that was
+  /// opened at `opened_ns`; else "".
+  std::string CallbackErrorFor(std::int64_t opened_ns);
+
  private:
   // A RunId is unique enough among the latest launches, not for ever: forget old failures.
   static constexpr std::size_t kRememberedRuns = 256;
+  static constexpr std::size_t kInlineRuns = 64;  // of many threads, the later of two may hide one
+  static constexpr std::int64_t kNoRun = std::numeric_limits<std::int64_t>::min();
 
   struct FailedRun {
     std::int64_t run;
@@ -80,7 +93,11 @@ class Watchdog {
   /// Fills in the devices of ranks that have not been at a call, but at another one of its run.
   void Locate(std::vector<CallSite::UnderWay>& calls) const;  // requires sites_mutex_
   void LookNow();
+  std::atomic<std::int64_t>& InlineRun(std::int64_t run) {
+    return inline_runs_[static_cast<std::uint64_t>(run) % kInlineRuns];
+  }
 
+  std::array<std::atomic<std::int64_t>, kInlineRuns> inline_runs_;
   std::atomic<std::int64_t> timeout_ns_;
   std::atomic<std::int64_t> compile_timeout_ns_;
   std::atomic<std::uint64_t> num_failures_{0};
@@ -94,6 +111,10 @@ class Watchdog {
   std::mutex failed_mutex_;  // guards failed_; taken last
   std::deque<FailedRun> failed_;
   std::atomic<bool> any_failed_{false};
+
+  std::mutex callback_mutex_;  // guards the next two; taken last
+  std::string callback_error_;
+  std::int64_t callback_error_ns_ = 0;
 };
 
 }  // namespace jaxcoll

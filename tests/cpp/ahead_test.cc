@@ -8,6 +8,8 @@
 #include <vector>     // std::vector
 
 #include "core/clock.h"
+#include "host/job.h"
+#include "host/stalemate.h"
 #include "host/watchdog.h"
 #include "ops.h"
 #include "processes.h"
@@ -194,6 +196,115 @@ void ADifferentCallIsNamedOnAll(Context& context) {
   Watchdog::Get().SetTimeout(300'000 * kMs);
 }
 
+constexpr std::uint64_t kPlace = std::uint64_t{1} << 39;  // see CallName::place
+
+/// What the process finds that others have left instead of what it has: looks for `limit_ms`.
+std::string DifferentLeft(const Host& host, std::size_t process, std::int64_t limit_ms) {
+  const std::shared_ptr<Session> session = host.job(process).session();
+  const std::int64_t until_ns = NowNs() + limit_ms * kMs;
+  while (NowNs() < until_ns) {
+    for (const std::uint64_t group : session->GroupsLeft()) {
+      if (Stalemate found = FindDifferentLeft(*session, group, NowNs(), 20 * kMs);
+          !found.text.empty()) {
+        return found.text;
+      }
+    }
+    SleepMs(5);
+  }
+  return "";
+}
+
+/// Two roots, in call sites of these ids: each ends its own call, and the other's never comes.
+std::string LeftByTwoRoots(Context& context, std::uint64_t first, std::uint64_t second,
+                           std::int64_t limit_ms) {
+  DescribeSite(first, "the call from 0");
+  DescribeSite(second, "the call from 1");
+  Host host(2);
+  const Op from_zero = BroadcastOp(2, 0, 100);
+  const Op from_one = BroadcastOp(2, 1, 100);
+  const SharedSite zeros(host, first, OneGroup(2), {0, 1}, from_zero.make);
+  const SharedSite ones(host, second, OneGroup(2), {0, 1}, from_one.make);
+  const auto zero_data = Calls(from_zero, 2, 1);
+  const auto one_data = Calls(from_one, 2, 1);
+  const std::int64_t run = FreshRuns();
+  std::atomic<std::size_t> num_ended{0};
+  Watchdog::Get().SetTimeout(1000 * kMs);  // it looks often
+  RunThreads(context, 1, [&](std::size_t) {
+    InTurn(zeros, 0, run, zero_data, num_ended).Start();
+    InTurn(ones, 1, run, one_data, num_ended).Start();
+  });
+  context.Expect(num_ended == 2, "both end");
+  std::string found = DifferentLeft(host, 0, limit_ms);
+  RunThreads(context, 1, [&](std::size_t) {
+    InTurn(ones, 0, run, one_data, num_ended).Start();
+    InTurn(zeros, 1, run, zero_data, num_ended).Start();
+  });
+  context.Expect(num_ended == 4, "each takes the other's, where that comes");
+  Watchdog::Get().SetTimeout(300'000 * kMs);
+  return found;
+}
+
+void DifferentRootsAreFound(Context& context) {
+  const std::string found = LeftByTwoRoots(context, kPlace | 1, kPlace | 2, 5'000);
+  for (const char* each : {"process 40 has ended, before others came to it, the call from 0",
+                           "process 41 has ended, before others came to it, the call from 1"}) {
+    context.Expect(found.find(each) != std::string::npos, found);
+  }
+}
+
+void RootsInOtherPlacesMayMeet(Context& context) {
+  const std::string found = LeftByTwoRoots(context, 2 * kPlace | 1, 3 * kPlace | 2, 500);
+  context.Expect(found.empty(), found);
+}
+
+/// Each executes another time of one call, and its earlier ones are in no lane any more.
+void AChainIsNoDifference(Context& context) {
+  Host host(3, {.num_lanes = 16, .window_bytes = 4096});
+  const Op op = PermuteOp({PermuteWork::kNone, 0, 1}, 100);
+  const SharedSite site(host, 4 * kPlace | 1, OneGroup(3), {0, 1, 2}, op.make);
+  const auto first = Calls(op, 3, 1);
+  const auto more = Calls(op, 3, 2);
+  std::atomic<std::size_t> num_ended{0};
+  const std::int64_t run = FreshRuns();
+  Watchdog::Get().SetTimeout(1000 * kMs);
+  RunThreads(context, 1, [&](std::size_t) {
+    InTurn(site, 0, run, first, num_ended).Start();
+    InTurn(site, 1, run, first, num_ended).Start();
+    InTurn(site, 0, run, more, num_ended).Start();
+  });
+  context.Expect(num_ended == 4, "all of these end");
+  for (const std::size_t process : {0, 1}) {
+    const std::string found = DifferentLeft(host, process, 300);
+    context.Expect(found.empty(), found);
+  }
+  Watchdog::Get().SetTimeout(300'000 * kMs);
+}
+
+/// The owners send in turn; who has got a part has no lane of it any more.
+void OwnersInTurnAreNoDifference(Context& context) {
+  Host host(3, {.num_lanes = 8, .window_bytes = 4096});
+  const Op from_one = BroadcastOp(3, 1, 100);
+  const Op from_zero = BroadcastOp(3, 0, 100);
+  const SharedSite ones(host, 5 * kPlace | 1, OneGroup(3), {0, 1, 2}, from_one.make);
+  const SharedSite zeros(host, 5 * kPlace | 2, OneGroup(3), {0, 1, 2}, from_zero.make);
+  const auto one_data = Calls(from_one, 3, 1);
+  const auto zero_data = Calls(from_zero, 3, 1);
+  std::atomic<std::size_t> num_ended{0};
+  const std::int64_t run = FreshRuns();
+  Watchdog::Get().SetTimeout(1000 * kMs);
+  RunThreads(context, 1, [&](std::size_t) {
+    InTurn(ones, 1, run, one_data, num_ended).Start();
+    InTurn(ones, 0, run, one_data, num_ended).Start();
+    InTurn(zeros, 0, run, zero_data, num_ended).Start();
+  });
+  context.Expect(num_ended == 3, "all of these end");
+  for (const std::size_t process : {0, 1}) {
+    const std::string found = DifferentLeft(host, process, 300);
+    context.Expect(found.empty(), found);
+  }
+  Watchdog::Get().SetTimeout(300'000 * kMs);
+}
+
 }  // namespace
 }  // namespace jaxcoll::testing
 
@@ -204,6 +315,10 @@ int main(int argc, char** argv) {
                    {"ARootIsWoken", ARootIsWoken},
                    {"ABufferThatOthersReadStays", ABufferThatOthersReadStays},
                    {"OtherCallsHaveLanes", OtherCallsHaveLanes},
-                   {"ADifferentCallIsNamedOnAll", ADifferentCallIsNamedOnAll}},
+                   {"ADifferentCallIsNamedOnAll", ADifferentCallIsNamedOnAll},
+                   {"DifferentRootsAreFound", DifferentRootsAreFound},
+                   {"RootsInOtherPlacesMayMeet", RootsInOtherPlacesMayMeet},
+                   {"AChainIsNoDifference", AChainIsNoDifference},
+                   {"OwnersInTurnAreNoDifference", OwnersInTurnAreNoDifference}},
                   argc, argv);
 }

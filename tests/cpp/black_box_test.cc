@@ -36,7 +36,7 @@ void OthersReadWhatIsWritten(Context& context) {
   DescribeSite(5001, "the one", R"({"op":"x"})");
   DescribeSite(5001, "the other");
   DescribeSite(5001, "the one");
-  context.Expect(box->SiteTexts(5001) == std::vector<std::string>{"the one", "the other"},
+  context.Expect(box->SiteTexts(5001) == std::vector<std::string>{"the other", "the one"},
                  "the texts of a site, without the details, each once");
   context.Expect(box->SiteTexts(5002).empty(), "an unknown site");
   context.Expect(SiteText(5002) == "a collective of unknown origin", "its name");
@@ -46,6 +46,23 @@ void OthersReadWhatIsWritten(Context& context) {
   const std::vector<CallRecord> records = RecordsIn(*box);
   context.Expect(!records.empty() && records.back().device == 1500 && records.back().rank == 3,
                  "the calls");
+}
+
+/// As a cell of a notebook does that is edited and run again.
+void TheLatestTextsOfASite(Context& context) {
+  const auto box = Mapped();
+  for (int line = 1; line <= 6; ++line) {
+    DescribeSite(5007, "line " + std::to_string(line));
+  }
+  using Texts = std::vector<std::string>;
+  context.Expect(box->SiteTexts(5007) == Texts{"line 3", "line 4", "line 5", "line 6"},
+                 "the oldest drop out");
+  for (int i = 0; i < 3; ++i) {  // programs that are lowered again and again
+    DescribeSite(5007, "line 6");
+    DescribeSite(5007, "line 4");
+  }
+  context.Expect(SiteText(5007) == "line 3, or line 5, or line 6, or line 4",
+                 "those that are alive stay, the last one at the end");
 }
 
 void OnlyBlackBoxesAreMapped(Context& context) {
@@ -63,6 +80,8 @@ void TheLatestSitesAreKept(Context& context) {
   }
   const std::uint64_t last = BlackBox::kMaxSites + 10;
   context.Expect(SiteText(100'000 + last) == "site " + std::to_string(last), "the last one");
+  BlackBox::Get().AddSite(100'100, "another", "");  // in a slot before that of the first one
+  context.Expect(SiteText(100'100) == "site 100, or another", "in the order of their coming");
   context.Expect(Mapped()->SiteTexts(100'001).empty(), "the first one is gone");
 }
 
@@ -91,6 +110,50 @@ void StacksAreConsistent(Context& context) {
   }
   stop.store(true);
   writer.join();
+}
+
+/// A process whose end waits for its work runs nothing of the user's.
+void AnEmptyStackHasNoHeading(Context& context) {
+  BlackBox::Header& header = BlackBox::Get().header();
+  const auto box = Mapped();
+  const auto phase = header.phase.exchange(static_cast<std::int64_t>(Phase::kPython));
+  header.phase_since_ns.store(1 * kSecond);
+  const auto text = [&](const std::string& stack) {
+    BlackBox::Get().SetStack(stack, 3 * kSecond);
+    return PythonText(*box, 4 * kSecond);
+  };
+  context.Expect(text("") == "\n  in Python for 2.0 s; no Python code of the user's runs",
+                 [&] { return text(""); });
+  context.Expect(text("a") == "\n  in Python for 2.0 s; Python stack, 1.0 s ago:\n    a",
+                 [&] { return text("a"); });
+  header.phase.store(static_cast<std::int64_t>(Phase::kEnded));
+  context.Expect(text("").empty(), [&] { return text(""); });
+  context.Expect(text("E: a, at b:1 (c)") == "\n  ended with E: a, at b:1 (c)",
+                 [&] { return text("E: a, at b:1 (c)"); });
+  header.phase.store(phase);
+}
+
+/// Who is dead or stopped went on after it was seen: what it did then is not what it does.
+void AStackFromBeforeTheLastCallEndedIsNotTakenForWhatItDoes(Context& context) {
+  BlackBox::Header& header = BlackBox::Get().header();
+  const auto box = Mapped();
+  const auto phase = header.phase.exchange(static_cast<std::int64_t>(Phase::kCompiling));
+  const std::int64_t now_ns = NowNs() + 10 * kSecond;
+  header.phase_since_ns.store(now_ns - 6 * kSecond);
+  BlackBox::Get().SetStack("a", now_ns - 4 * kSecond);
+  Recorder::Entry& entry =
+      Recorder::Get().Begin(1601, {.site = 5007, .now_ns = now_ns - 5 * kSecond});
+  const auto text = [&] { return PythonText(*box, now_ns); };
+  const std::string current = "\n  compiling for 2.0 s; Python stack, 4.0 s ago:\n    a";
+  context.Expect(text() == current, text);
+  entry.Set(Moment::kResumed, now_ns - 3 * kSecond);
+  context.Expect(text() == current, "a failed call is none that it went on from");
+  entry.Set(Moment::kMoved, now_ns - 3 * kSecond);
+  context.Expect(text() == "\n  Python stack, 4.0 s ago, before its last call ended:\n    a", text);
+  BlackBox::Get().SetStack("", now_ns - 4 * kSecond);
+  context.Expect(text().empty(), text);
+  entry.Set(Moment::kResumed, now_ns - 5 * kSecond);  // for the tests that follow
+  header.phase.store(phase);
 }
 
 void AQuestionIsAnswered(Context& context) {
@@ -163,6 +226,21 @@ void TheLastCallOfADevice(Context& context) {
                      "waits, since 0.5 s, in the call in question (call 2 of device 1600); "
                      "last call, ended 1.0 s ago: the call in question (call 1 of device 1600)",
                  LastCallText(box, {1600}, now_ns));
+  DescribeSite(5004, "one alike");
+  const std::string text = LastCallText(box, {1600}, now_ns);
+  context.Expect(text.find("in the call in question, or one alike (call 2 ") != std::string::npos,
+                 text);
+}
+
+/// JAX numbers the devices of all processes of a job; records have those of their process.
+void ADeviceIsFoundByItsNumberInTheJob(Context& context) {
+  const BlackBox& box = BlackBox::Get();
+  const std::int64_t now_ns = NowNs();
+  DescribeSite(5008, "the call of process 1");
+  Recorder::Get().Begin(2048 + 1602, {.site = 5008, .now_ns = now_ns - kSecond});
+  const std::string text = LastCallText(box, {2048 + 1602}, now_ns);
+  context.Expect(text == "waits, since 1.0 s, in the call of process 1 (call 1 of device 3650)",
+                 text);
 }
 
 /// Of a group's ranks in a process, by its calls: who is in a call, and where the others are.
@@ -208,12 +286,17 @@ void TheRanksOfACall(Context& context) {
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
   return RunTests({{"OthersReadWhatIsWritten", OthersReadWhatIsWritten},
+                   {"TheLatestTextsOfASite", TheLatestTextsOfASite},
                    {"OnlyBlackBoxesAreMapped", OnlyBlackBoxesAreMapped},
                    {"TextsOfAnyLength", TextsOfAnyLength},
                    {"StacksAreConsistent", StacksAreConsistent},
+                   {"AnEmptyStackHasNoHeading", AnEmptyStackHasNoHeading},
+                   {"AStackFromBeforeTheLastCallEndedIsNotTakenForWhatItDoes",
+                    AStackFromBeforeTheLastCallEndedIsNotTakenForWhatItDoes},
                    {"AQuestionIsAnswered", AQuestionIsAnswered},
                    {"WhoCompilesOrPausesIsExcused", WhoCompilesOrPausesIsExcused},
                    {"TheLastCallOfADevice", TheLastCallOfADevice},
+                   {"ADeviceIsFoundByItsNumberInTheJob", ADeviceIsFoundByItsNumberInTheJob},
                    {"TheRanksOfACall", TheRanksOfACall},
                    {"TheLatestSitesAreKept", TheLatestSitesAreKept}},
                   argc, argv);

@@ -175,6 +175,28 @@ void WhatWasLaunchedBeforeAFailureFails(Context& context) {
   errors.Expect(context, 2, {});  // for the reason for which the other rank does not come
 }
 
+/// A callback of rank 2 has raised: its program ended there, and it comes to no call.
+void WhoWaitsForARaisedCallbackIsToldWhy(Context& context) {
+  const Watch watch(Phase::kAwaiting);
+  const Limit limit(kForever);
+  DescribeSite(93, "a call of two");
+  DescribeSite(94, "a call of three");
+  const Site of_two = MakeSite(93, OneGroup(2), std::make_unique<StampWork>());
+  const Site of_three = MakeSite(94, OneGroup(3), std::make_unique<StampWork>());
+  const std::int64_t run = FreshRuns();
+  Watchdog::Get().NoteCallbackError("ValueError: no such file, at a.py:3 (load)");
+  Errors errors;
+  RunThreads(context, 1, [&](std::size_t) {
+    Fails(*of_two, 2, 0, run, errors).Start();
+    Fails(*of_three, 3, 1, run, errors).Start();
+  });
+  // Not the call in which one waits for who waits itself.
+  errors.Expect(context, 2,
+                {"a call of three: waited ", " s for rank 0 (device 100), 2 (partition 2) of 3",
+                 "a callback of this process has raised ValueError: no such file, at a.py:3"});
+  Watchdog::Get().NoteCallbackError("");
+}
+
 }  // namespace
 }  // namespace jaxcoll::testing
 
@@ -187,6 +209,7 @@ int main(int argc, char** argv) {
                    {"ALateRankIsNoStalemate", ALateRankIsNoStalemate},
                    {"WhoWaitsForAFailedRankIsToldWhy", WhoWaitsForAFailedRankIsToldWhy},
                    {"WhoComesAfterAFailureWaits", WhoComesAfterAFailureWaits},
-                   {"WhatWasLaunchedBeforeAFailureFails", WhatWasLaunchedBeforeAFailureFails}},
+                   {"WhatWasLaunchedBeforeAFailureFails", WhatWasLaunchedBeforeAFailureFails},
+                   {"WhoWaitsForARaisedCallbackIsToldWhy", WhoWaitsForARaisedCallbackIsToldWhy}},
                   argc, argv);
 }

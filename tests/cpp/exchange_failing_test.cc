@@ -17,6 +17,7 @@
 #include "host/black_box.h"
 #include "host/job.h"
 #include "host/recorder.h"
+#include "host/watchdog.h"
 #include "ops.h"
 #include "processes.h"
 #include "ranks.h"
@@ -142,15 +143,20 @@ void ARankThatIsMissingInItsProcessFailsTheOthers(Context& context) {
   const SharedSite site(host, 202, OneGroup(3), {0, 1, 1}, SmallOp().make);
   const CallData data(SmallOp(), 3, 1);
   const std::int64_t run = FreshRuns();
+  Watchdog::Get().NoteCallbackError("ValueError: no such file, at a.py:3 (load)");
   Errors errors;
   RunThreads(context, 1, [&](std::size_t) {
     Fails(site, 1, run, data, errors).Start();
     SleepMs(100);
     Fails(site, 0, run, data, errors).Start();
   });
-  errors.Expect(context, 2,
-                {"the call with a missing rank: waited 0.", "for rank 2 (partition 2) of 3",
-                 "in this process; arrived: rank 1 (device 101)"});
+  errors.Expect(
+      context, 2,
+      {"the call with a missing rank: waited 0.", "for rank 2 (process 41, pid ",
+       ", running, partition 2) of 3; arrived: rank 1 (process 41, device 101); "
+       "execution 1 of this call in a run of its program; a callback of process 41 has raised "
+       "ValueError: no such file"});
+  Watchdog::Get().NoteCallbackError("");
 }
 
 /// Rank 2 has come, and is not blamed for what rank 3 of the same process did not do.
@@ -257,7 +263,9 @@ void AFailureInsideAProcessFailsTheOthers(Context& context) {
     SleepMs(100);
     Fails(across, 0, run, across_data, errors).Start();
   });
-  errors.Expect(context, 2, {"the call inside: waited 0.2 s", "for rank 1 (partition 2) of 2"});
+  errors.Expect(context, 2,
+                {"the call inside: waited 0.2 s", "for rank 1 (process 41, pid ",
+                 ", running, partition 2) of 2"});
 }
 
 void DifferentCallsFailBoth(Context& context) {

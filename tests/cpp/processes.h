@@ -15,6 +15,7 @@
 #include <atomic>      // std::atomic
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t, std::uint64_t
+#include <deque>       // std::deque
 #include <functional>  // std::function
 #include <memory>      // std::make_shared, std::unique_ptr
 #include <string>      // std::string
@@ -55,9 +56,18 @@ class Host {
  public:
   explicit Host(std::size_t num_processes, const Measures& measures = {}) : measures_(measures) {
     for (std::size_t p = 0; p < num_processes; ++p) {
-      jobs_.push_back(std::make_unique<Job>());
+      jobs_.push_back(MakeJob());
     }
     Attach();
+  }
+
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+
+  ~Host() {
+    for (Job* job : jobs_) {
+      job->Attach(nullptr);
+    }
   }
 
   /// All processes attach to a new segment.
@@ -82,6 +92,12 @@ class Host {
   }
 
  private:
+  /// Never destroyed, as Job::Get() is not: the watchdog may still look after its call sites.
+  static Job* MakeJob() {
+    static auto* const jobs = new std::deque<Job>();
+    return &jobs->emplace_back();
+  }
+
   std::shared_ptr<const Segment> MakeSegment() const {
     static std::atomic<std::uint64_t> nonce{1};
     const std::uint64_t mine = nonce.fetch_add(1);
@@ -110,7 +126,7 @@ class Host {
 
   Measures measures_;
   std::shared_ptr<const Segment> segment_;
-  std::vector<std::unique_ptr<Job>> jobs_;
+  std::vector<Job*> jobs_;
 };
 
 inline Placement PlacementOf(Job& job, const Groups& groups, const Places& process_of) {
