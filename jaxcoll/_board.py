@@ -35,6 +35,8 @@ class Board:
 
     def exchange(self, topic: str, note: Any) -> list[Any]:
         """Returns the notes of all processes, in their order."""
+        for process in self._pids:
+            self._check_lives(process)
         folder = f"{self._prefix}/{topic}"
         self._client.key_value_set(
             f"{folder}/{self._process}", json.dumps(note), allow_overwrite=True
@@ -54,17 +56,24 @@ class Board:
                     )
                 )
             except Exception as error:  # of jaxlib's making, one type for all that goes wrong
-                if process in self._pids and has_ended(self._pids[process]):
-                    raise RuntimeError(
-                        f"{self._call}(): process {process} (pid {self._pids[process]}) has ended."
-                    ) from error
+                self._check_lives(process)
                 if "DEADLINE_EXCEEDED" in str(error) and time.monotonic() < until:
                     patience = min(2 * patience, _LOOK_S)
                     continue
                 raise RuntimeError(
                     f"{self._call}(): process {process} did not come within {seconds:g} s. All "
                     f"processes of the job must call it. ({str(error).splitlines()[0]})"
-                ) from error
+                ) from None
+
+    def _check_lives(self, process: int) -> None:
+        pid = self._pids.get(process)
+        if pid is not None and has_ended(pid):
+            # Neither the service's error nor that which the caller deals with says more.
+            raise RuntimeError(
+                f"{self._call}(): process {process} (pid {pid}) has ended, and no other can take "
+                "its place in this job: start the whole job anew, from its last checkpoint, as "
+                "`jaxcoll run --max-restarts` does."
+            ) from None
 
 
 def has_ended(pid: int) -> bool:

@@ -7,6 +7,7 @@ nothing else here is used: all collectives are lax's then, with that reason logg
 import dataclasses
 import functools as ft
 import importlib
+import logging
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -329,6 +330,18 @@ def on_runtime_error(call: Callable[[str], None]) -> None:
         call(str(args[0]) if args else "")
 
     error.__init__ = init
+
+
+def on_callback_error(call: Callable[[BaseException], None]) -> None:
+    """Has `call` get what a callback of the user's has raised, as JAX logs it, in its thread."""
+
+    def look(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            call(record.exc_info[1])
+        return True  # a filter, as a handler of ours would keep others from being asked
+
+    for module in ("callback", "debugging"):
+        logging.getLogger(f"jax._src.{module}").addFilter(look)
 
 
 # ---- Processes -----------------------------------------------------------------------------------

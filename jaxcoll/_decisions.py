@@ -127,6 +127,11 @@ def recording() -> Iterator[Recording]:
         _active.recordings.remove(new)
 
 
+def is_recording() -> bool:
+    """Tells whether somebody records what this thread notes; what is lowered then is not run."""
+    return bool(_active.recordings)
+
+
 @contextmanager
 def silence() -> Iterator[None]:
     """Notes no decisions inside."""

@@ -65,13 +65,13 @@ def reset() -> None:
     (`initialize(accelerate=True)`). What has failed before makes the process's end no error.
 
     Raises:
-        RuntimeError: a process has ended or does not come within `config.timeout_s`, or
-            `jaxcoll.initialize()` was not called.
+        RuntimeError: a process has ended, after which the whole job is to be started anew, or does
+            not come within `config.timeout_s`; or `jaxcoll.initialize()` was not called.
 
     Example:
         >>> try:
         ...     state = jax.block_until_ready(train_step(state, batch))
-        ... except jax.errors.JaxRuntimeError:
+        ... except (jax.errors.JaxRuntimeError, ValueError):
         ...     jaxcoll.reset()
         ...     state = restore(checkpoint)
     """

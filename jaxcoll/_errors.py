@@ -5,6 +5,8 @@ Every text says what call, which argument, what was expected, what came, and how
 
 import difflib
 from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any
 
 
 class CollectiveError(RuntimeError):
@@ -34,3 +36,36 @@ def one_of(call: str, argument: str, value: object, known: Sequence[str]) -> str
     """Returns the text for an argument that is not one of a fixed set."""
     hint = did_you_mean(value, known) if isinstance(value, str) else ""
     return f"{call}: {argument}: expected one of {listed(known)}, got {value!r}.{hint}"
+
+
+def checked_count(call: str, argument: str, value: Any, least: int) -> int:
+    """Returns a whole number, which may be written as 25e6.
+
+    Raises:
+        TypeError: an argument is none.
+        ValueError: it is too small.
+    """
+    is_whole = isinstance(value, float) and value.is_integer()
+    if isinstance(value, bool) or not (is_whole or isinstance(value, Integral)):
+        raise TypeError(
+            f"{call}: {argument}: expected a whole number, at least {least}, got {value!r}."
+        )
+    if value < least:
+        raise ValueError(f"{call}: {argument}: expected at least {least}, got {value}.")
+    return int(value)
+
+
+def names_of_axes(call: str, argument: str, value: Any) -> tuple[str, ...]:
+    """Returns the names of one axis or several.
+
+    Raises:
+        TypeError: they are no texts.
+    """
+    names = value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    names = tuple(names)
+    if all(isinstance(name, str) for name in names):
+        return names
+    raise TypeError(
+        f'{call}: {argument}: expected the name of a mesh axis, such as "data", or several, got '
+        f"{value!r}."
+    )

@@ -50,8 +50,8 @@ class Outcome:
 
     Attributes:
         code: for the shell: that of the rank that failed first; 128 + the signal for a signal.
-        text: which rank failed first and how, and which did not end by themselves after that; or
-            what ended the job; None if nothing did.
+        text: which rank failed first and how, whether its error may be about another one, and which
+            did not end by themselves after that; or what ended the job; None if nothing did.
         may_restart: a rank failed, and not at the start.
     """
 
@@ -90,10 +90,14 @@ class _Lines:
     A carriage return ends a line too, as a progress bar means it, and is passed on as it is.
     """
 
-    def __init__(self, label: bytes, write: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, label: bytes, write: Callable[[bytes], None], mark: bytes | None = None
+    ) -> None:
         self._label = label
         self._write = write
+        self._mark = mark
         self._rest = b""
+        self.has_mark = False  # in a line so far
 
     def read(self, pipe: int) -> bool:
         """Reads once; returns whether more can come."""
@@ -102,6 +106,7 @@ class _Lines:
         if len(self._rest) > _LONGEST_LINE:
             lines, self._rest = [*lines, self._rest + b"\n"], b""
         if lines:
+            self.has_mark |= self._mark is not None and any(self._mark in line for line in lines)
             self._write(b"".join(self._label + line for line in lines))
         return bool(data)
 
@@ -120,6 +125,7 @@ class Job:
         err: the same for their standard error.
         own_s: after a failure, how long the others have for an error of their own.
         end_s: how long ranks have to end after a signal, before a stronger one.
+        mark: what a rank writes to its standard error in errors that may be about other ranks.
     """
 
     def __init__(
@@ -130,16 +136,21 @@ class Job:
         *,
         own_s: float = 3.0,
         end_s: float = 5.0,
+        mark: bytes | None = None,
     ) -> None:
         self._ranks = ranks
         self._streams = (out, err)
         self._own_s = own_s
         self._end_s = end_s
+        self._mark = mark
         self._selector = selectors.DefaultSelector()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._running: set[int] = set()
         self._not_up = {rank.number for rank in ranks}
         self._lines: list[_Lines] = []
+        self._errors: dict[int, _Lines] = {}
+        self._done: list[int] = []  # ranks that have ended well, before any failed
+        self._first: int | None = None  # the rank that failed first, if it ended by itself
         self._open: list[int] = []
         self._plan: list[tuple[float, signal.Signals]] = []  # what to send when
         self._failed: tuple[int, str] | None = None  # exit code and text
@@ -172,6 +183,10 @@ class Job:
             self._kill_groups()
             self._close()
         code, text = self._ended or self._failed or (0, None)
+        if self._ended is None and self._first is not None and self._errors[self._first].has_mark:
+            text = f"{text}; its error, above, may be about another rank"
+            if self._done:
+                text = f"{text}; ended before: rank {', '.join(map(str, sorted(self._done)))}"
         if self._left:
             left = ", ".join(map(str, sorted(self._left)))
             text = f"{text}; still there {self._own_s:g} s later: rank {left}"
@@ -209,8 +224,10 @@ class Job:
         width = len(str(max(rank.number for rank in self._ranks)))
         for pipe, to in zip((process.stdout, process.stderr), self._streams, strict=True):
             assert pipe is not None
-            lines = _Lines(b"[%*d] " % (width, rank.number), ft.partial(self._write, to))
+            write = ft.partial(self._write, to)
+            lines = _Lines(b"[%*d] " % (width, rank.number), write, self._mark)
             self._lines.append(lines)
+            self._errors[rank.number] = lines  # the last of the two: standard error
             self._selector.register(pipe, selectors.EVENT_READ, lines.read)
 
     def _dispatch(self, until: float | None) -> None:
@@ -286,11 +303,14 @@ class Job:
             self._running.remove(number)
             if state.si_status != 0:
                 failed.append((state.si_code == os.CLD_EXITED, number, state.si_status))
+            elif self._failed is None:
+                self._done.append(number)
         if failed and self._failed is None and self._ended is None:
             # One that was killed did not die of another's failure.
             has_exited, number, status = min(failed)
             how = f"exit code {status}" if has_exited else f"killed by {_name(status)}"
             code = status if has_exited else 128 + status
+            self._first = number if has_exited else None
             self._failed = (code, f"rank {number} failed first: {how}")
             self._own_until = time.monotonic() + self._own_s
             self._send_later(self._own_s, [signal.SIGTERM, signal.SIGKILL])

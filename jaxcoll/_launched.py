@@ -8,7 +8,7 @@ import types
 
 from jaxcoll import _initialize, _mpi_library
 from jaxcoll._job import PIPES
-from jaxcoll.diagnosis import trace
+from jaxcoll.diagnosis import trace, watcher
 
 
 def main() -> None:
@@ -39,9 +39,11 @@ def main() -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             _initialize.leave_at_once()
+            watcher.note_end(error)
         raise
     except Exception as error:
         _initialize.leave_at_once()
+        watcher.note_end(error)
         error.__traceback__ = _below_us(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)

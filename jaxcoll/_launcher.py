@@ -14,7 +14,7 @@ from jaxcoll._addresses import reserved, split_address
 from jaxcoll._initialize import ACCELERATE
 from jaxcoll._job import Job, Outcome, Rank, Signals
 from jaxcoll._processes import needed_environment
-from jaxcoll.diagnosis import trace
+from jaxcoll.diagnosis import errors, trace
 
 # For what the ranks of other hosts have seen.
 _TRACE_S = 10.0
@@ -59,6 +59,11 @@ class Options:
                 )
         if self.trace is not None and not os.path.isdir(os.path.dirname(self.trace) or "."):
             raise ValueError(f"--trace: no such folder: {os.path.dirname(self.trace)!r}.")
+        if self.trace is not None and os.path.isdir(self.trace):
+            raise ValueError(
+                f"--trace: expected a file, got {self.trace!r}, which is a folder. Name a file in "
+                f"it, such as {os.path.join(self.trace, 'timeline.json')!r}."
+            )
         if not self.module and not os.path.exists(self.program[0]):
             raise ValueError(f"script: no such file: {self.program[0]!r}.")
 
@@ -106,7 +111,7 @@ def _once(
         out = stack.enter_context(open(sys.stdout.fileno(), "wb", 0, closefd=False))
         err = stack.enter_context(open(sys.stderr.fileno(), "wb", 0, closefd=False))
         try:
-            outcome = Job(ranks, out, err).run(signals)
+            outcome = Job(ranks, out, err, mark=errors.MARK.encode()).run(signals)
         except OSError as error:
             return Outcome(1, f"a rank could not be started: {error}", False)
         if options.trace is not None and host_id == 0:

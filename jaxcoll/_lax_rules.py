@@ -38,6 +38,9 @@ from jaxcoll._types import DTYPES, HALF_PRECISION, MARK, REDUCE_OPS, reduction_p
 
 Params = dict[str, Any]
 
+# Of a permutation, that texts show.
+_MOST_PAIRS = 8
+
 
 # ---- The native calls ----------------------------------------------------------------------------
 
@@ -177,6 +180,38 @@ _ON_HOSTS: dict[str, Callable[..., Any]] = {
     "reduce_scatter": _scattered_on_hosts,
 }
 
+# ---- What texts say of a call --------------------------------------------------------------------
+
+
+def reduction_text(reduction: str) -> str:
+    """Returns a reduction as texts show it."""
+    return f"op={reduction}"
+
+
+def _perm_text(perm: Sequence[tuple[int, int]]) -> str:
+    """Returns the pairs in order of their sources, so that equal permutations have one text."""
+    pairs = [f"{source}>{target}" for source, target in sorted(perm)]
+    shown = pairs[:_MOST_PAIRS] + ["..."] * (len(pairs) > _MOST_PAIRS)
+    return f"perm={' '.join(shown) or 'none'}"
+
+
+# The parameters of lax's equations, by the names that our functions and lax's have for them.
+_PARAMETERS: dict[str, Callable[[Params], str]] = {
+    "all_gather": lambda params: f"axis={params['all_gather_dimension']}",
+    "reduce_scatter": lambda params: f"scatter_dimension={params['scatter_dimension']}",
+    "all_to_all": lambda params: (
+        f"split_axis={params['split_axis']}, concat_axis={params['concat_axis']}"
+    ),
+    "ppermute": lambda params: _perm_text(params["perm"]),
+}
+
+
+def _parameters(op: str, reduction: str | None, params: Params) -> str:
+    """Returns those in which ranks may differ, as texts show them."""
+    texts = [_PARAMETERS[op](params)] if op in _PARAMETERS else []
+    return ", ".join([*texts, *([reduction_text(reduction)] if reduction else [])])
+
+
 # ---- The rules -----------------------------------------------------------------------------------
 
 
@@ -198,6 +233,7 @@ def _replace_rule(primitive: Primitive, platform: str | None, op: str, reduction
             reduction=reduction,
             called="jax.lax" if mark is None else "jaxcoll",
             copied=None if op == "all_reduce" else aval.size * aval.dtype.itemsize,
+            parameters=_parameters(op, reduction, params),
         )
         if not request.axes:  # over dimensions of the array alone
             return lax_rule(ctx, x, **params)

@@ -58,6 +58,7 @@ class Request:
         called: whose function was called.
         copied: the bytes of a rank's operand, for an op that "auto" leaves to lax where that copies
             faster; None for others.
+        parameters: of our function, those that ranks may differ in, as texts show them: `root=1`.
     """
 
     op: str
@@ -67,6 +68,7 @@ class Request:
     reduction: str | None = None
     called: Literal["jaxcoll", "jax.lax"] = "jaxcoll"
     copied: int | None = None
+    parameters: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,10 +297,11 @@ def _emit(
 
     types = ", ".join(_type_text(operand.type) for operand in operands[:4])
     types += f" and {len(operands) - 4} more" if len(operands) > 4 else ""
-    identity = (position, request.op, groups, sorted(call.attributes.items()), types)
-    site = _site_id(_compat.module_name(ctx), identity)
+    place = (_compat.module_name(ctx), position)
+    site = _site_id(place, (request.op, groups, sorted(call.attributes.items()), types))
     placement = _placement(ctx, groups)
-    _describe(ctx, site, request, groups, types, placement)
+    if not _decisions.is_recording():  # else it is never run: `explain`
+        _describe(ctx, site, request, groups, types, placement)
     watcher.start()
 
     leaves = operands if call.operands is None else call.operands
@@ -350,6 +353,7 @@ def _describe(
         "axes": request.axes,
         "operands": types,
         "bytes": int(size),
+        "parameters": request.parameters,
         "ranks": len(groups[0]),
         "path": _path_text(ctx, placement),
         "program": _compat.module_name(ctx),
@@ -364,7 +368,8 @@ def _describe(
             m if devices is None else devices[m].local_hardware_id for m in members
         ]
         details["processes"] = placement.get("processes", ())
-    text = f"{request.op} over {axes or 'no axis'} of {types} ({size:,} bytes), called at {source}"
+    what = ", ".join(filter(None, [f"{size:,} bytes", request.parameters]))
+    text = f"{request.op} over {axes or 'no axis'} of {types} ({what}), called at {source}"
     _native.describe_site(site, text, details)
 
 
@@ -386,7 +391,15 @@ def _attribute(value: int | Sequence[int]) -> ir.Attribute:
     return ir.DenseI64ArrayAttr.get(list(value))
 
 
-def _site_id(module: str, identity: tuple[Any, ...]) -> int:
-    """Identifies a call site by what it is and where it stands: the same on every process."""
-    text = repr((module, *identity))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+def _site_id(place: tuple[Any, ...], call: tuple[Any, ...]) -> int:
+    """Identifies a call site by where it stands and what it is: the same on every process.
+
+    The upper 24 of its 63 bits tell the place alone, so that the engine knows different calls in
+    one place (csrc/host/segment.h, CallName::place).
+    """
+    return _hash(place, 24) << 39 | _hash((place, call), 39)
+
+
+def _hash(what: tuple[Any, ...], bits: int) -> int:
+    digest = hashlib.sha256(repr(what).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - bits)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -50,6 +51,24 @@ def fitted(sharding: NamedSharding, shape: Sequence[int], dimension: int) -> Nam
     return NamedSharding(sharding.mesh, P(*spec), memory_kind=sharding.memory_kind)
 
 
+def auto(mesh: Any) -> Mesh:
+    """Returns a mesh on which the compiler splits, also where the axes of this one are explicit.
+
+    There, types forbid what changes a dimension to one that its ranks don't divide.
+    """
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def untyped(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns an array's shape and dtype, without the sharding in its type; see `auto`.
+
+    Of 64 bits, that arrays may have where JAX makes none, the dtype that it makes then.
+    """
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    dtype = leaf.dtype if is_key else jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+
 def checked_sharding(
     call: str, name: str, shape: Sequence[int], mesh: Mesh, spec: P, remedy: str = ""
 ) -> NamedSharding:
@@ -85,7 +104,8 @@ def check_divisible(
         axes = axes if isinstance(axes, tuple) else (axes,)
         size = math.prod(sharding.mesh.shape[axis] for axis in axes)
         if rest := shape[dimension] % size:
-            remedy = remedy or f"drop {rest} or pad {size - rest}"
+            drop = f"drop {rest} or " * (rest < shape[dimension])
+            remedy = remedy or f"{drop}pad {size - rest}"
             raise ValueError(
                 f"{call}: {name}: dimension {dimension} of shape {tuple(shape)} can't be split "
                 f"over {size} devices ({', '.join(axes)}). Make it a multiple of {size}: {remedy}."

@@ -62,6 +62,9 @@ def watch(fn: Callable[..., Any] | None = None) -> Any:
 
     Raises:
         CollectiveError: on the way out of the block or the function, in the place of JAX's error.
+            A step returns before its program has run: what fails later JAX raises where the results
+            are awaited, as a `JaxRuntimeError` (`error_info` reads it), unless that is in a block
+            that is watched.
 
     Example:
         >>> step = jaxcoll.watch(train_step)

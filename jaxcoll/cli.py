@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="why a job does not go on, or is slow, from its dumps",
         description="Reads the dumps of a job's processes (on errors, on SIGUSR2, or by "
         "jaxcoll.dump) and says what they show. Exit status: 0 nothing is wrong, 3 a process is "
-        "gone, 4 ranks wait in different calls, 5 a rank is behind, 6 some are slow.",
+        "gone, 4 ranks made different calls, 5 a rank is behind, 6 some are slow, "
+        "7 calls have failed, and the dumps do not show why.",
     )
     doctor.add_argument("dumps", nargs="+", metavar="DUMP", help="folders, or files of processes")
     doctor.set_defaults(run=_doctor)

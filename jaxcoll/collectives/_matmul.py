@@ -133,6 +133,8 @@ def multiply_then_scatter(
 
 gather_p = Primitive("all_gather_matmul")
 scatter_p = Primitive("matmul_reduce_scatter")
+# The parameter of the function that says which dimension has the blocks of all ranks.
+_AXIS = {gather_p.name: "gather_axis", scatter_p.name: "scatter_axis"}
 
 
 def _num_ranks(axes: tuple[str, ...]) -> int:
@@ -294,7 +296,13 @@ def _lower(
 
         (y,) = lower(
             ctx,
-            Request(primitive.name, axes, backend, reduction=_reduction(primitive, axis)),
+            Request(
+                primitive.name,
+                axes,
+                backend,
+                reduction=_reduction(primitive, axis),
+                parameters=f"{_AXIS[primitive.name]}={axis}",
+            ),
             lambda groups: (
                 _slower(ctx, primitive, axis, groups, backend)
                 or _call(ctx, primitive, axis, groups, x, w)

@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxcoll import _compat, _engine
 from jaxcoll._config import resolve_backend
 from jaxcoll._errors import one_of
-from jaxcoll._lax_rules import all_reduce_call
+from jaxcoll._lax_rules import all_reduce_call, reduction_text
 from jaxcoll._lowering import Request, lower
 from jaxcoll._types import (
     REDUCE_OPS,
@@ -328,7 +328,11 @@ def _lower(
 ) -> Sequence[Any]:
     return lower(
         ctx,
-        Request("all_reduce", axes, backend, axis_index_groups, reduction=op),
+        Request(
+            *("all_reduce", axes, backend, axis_index_groups),
+            reduction=op,
+            parameters=reduction_text(op),
+        ),
         lambda groups: all_reduce_call(ctx, operands, op, groups),
         operands,
         lambda: _lower_to_lax(ctx, operands, op, axes, axis_index_groups),

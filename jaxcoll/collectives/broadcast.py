@@ -149,7 +149,7 @@ def _lower(
     size = aval.size * aval.dtype.itemsize
     return lower(
         ctx,
-        Request("broadcast", axes, backend, copied=size),
+        Request("broadcast", axes, backend, copied=size, parameters=f"root={root}"),
         lambda _: (
             Call({"bytes": size, "root": root}, [x.type], in_place=True)
             if native_platform(ctx) == "cpu"

@@ -23,8 +23,11 @@ _MAGIC = 0x6A617863626F0002
 _NAME = "jaxcoll-black-box"
 _WORDS = struct.Struct("<Q11Q15q")
 
-PHASES = ("unknown", "in Python", "compiling", "in a callback", "waiting for results")
-PYTHON, COMPILING, CALLBACK, AWAITING = range(1, 5)
+# Of a site, as csrc/host/black_box.cc, kMaxTexts.
+_MOST_TEXTS = 4
+
+PHASES = ("unknown", "in Python", "compiling", "in a callback", "waiting for results", "ended")
+PYTHON, COMPILING, CALLBACK, AWAITING, ENDED = range(1, 6)
 
 MOMENTS = ("arrived", "opened", "met", "moved", "resumed")
 _ENTRY = np.dtype(
@@ -115,19 +118,21 @@ class BlackBox:
         return text, at_ns
 
     def sites(self) -> dict[int, list[dict[str, Any]]]:
-        """Returns what stands at the sites of calls: for each id a few texts with their details."""
+        """Returns what stands at the sites of calls: for each id the latest texts, with details."""
         header = self._header()
-        found: dict[int, list[dict[str, Any]]] = {}
-        for i in range(min(header.num_sites, header.max_sites)):
-            at = header.sites_at + i * header.site_bytes
+        found: dict[int, dict[str, dict[str, Any]]] = {}
+        for i in range(max(0, header.num_sites - header.max_sites), header.num_sites):
+            at = header.sites_at + i % header.max_sites * header.site_bytes
             (site,) = struct.unpack_from("<Q", self._memory, at)
             text, _, details = _text(self._memory, at + 8, header.site_bytes - 8).partition("\n")
             if site and (site,) == struct.unpack_from("<Q", self._memory, at):
                 known: dict[str, Any] = {}
                 with contextlib.suppress(ValueError):  # longer than there is room for
                     known = json.loads(details or "{}")
-                found.setdefault(site, []).append({"text": text, **known})
-        return found
+                texts = found.setdefault(site, {})
+                texts.pop(text, None)  # to the end
+                texts[text] = {"text": text, **known}
+        return {site: list(texts.values())[-_MOST_TEXTS:] for site, texts in found.items()}
 
     def calls(self, after: Mapping[int, int] | None = None) -> np.ndarray:
         """Returns the latest calls of each device, of dtype `CALL`, by device and sequence.

@@ -3,13 +3,15 @@
 import collections
 import dataclasses
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from jaxcoll.diagnosis import black_box, errors
 from jaxcoll.diagnosis.records import Call, Dumps, Place, read
 
-# Exit status by finding, the most serious first.
-GONE, MISMATCH, BEHIND, SLOW = 3, 4, 5, 6
+# Exit status by finding, the most serious first; FAILED: an error that no other explains.
+GONE, MISMATCH, BEHIND, SLOW, FAILED = 3, 4, 5, 6, 7
 
 # A rank is a straggler where it comes last so often, by so much, and the others wait for it for so
 # much of the time.
@@ -23,6 +25,8 @@ _LONG_WAIT = 3.0
 # A group is slow where it moves the same data so many times slower than the other groups.
 _SLOW_LINK = 3.0
 _MOST_SHOWN = 8
+_ENDED = black_box.PHASES[black_box.ENDED]
+_MOST_CALLS = 3  # to which a straggler comes late
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Finding:
     """Something that explains what is wrong.
 
     Attributes:
-        status: GONE, MISMATCH, BEHIND or SLOW.
+        status: GONE, MISMATCH, BEHIND, SLOW or FAILED.
         text: in plain words; lines.
     """
 
@@ -42,6 +46,10 @@ def diagnose(dumps: Dumps) -> list[Finding]:
     """Returns what is wrong, the cause first."""
     open_calls = _open_calls(dumps)
     found = [*_gone(dumps, open_calls), *_missing(dumps, open_calls)]
+    if all(finding.status not in (GONE, MISMATCH) for finding in found):
+        found += _different(dumps)
+    if not found and _reasons(dumps):
+        found = [Finding(FAILED, "calls have failed, and the dumps show no more than the error.")]
     if not found:
         found = [*_stragglers(dumps), *_slow_groups(dumps)]
     return sorted(found, key=lambda finding: finding.status)
@@ -52,10 +60,7 @@ def report(paths: Sequence[str | Path]) -> tuple[str, int]:
     dumps = read(paths)
     found = diagnose(dumps)
     lines = [_head(dumps)]
-    reasons = {
-        dump["reason"].splitlines()[0] for dump in dumps.by_process.values() if dump.get("reason")
-    }
-    lines += [f"error: {reason}" for reason in sorted(reasons)]
+    lines += [f"error: {reason}" for reason in _reasons(dumps)]
     lines += [finding.text for finding in found]
     if not found:
         lines.append(
@@ -74,6 +79,12 @@ def _head(dumps: Dumps) -> str:
     )
     silent = sorted(set(range(dumps.num_processes)) - set(dumps.by_process))
     return text + (f"; no dump of process {_joined(silent)}" if silent else "")
+
+
+def _reasons(dumps: Dumps) -> list[str]:
+    """Returns the errors with which calls have failed."""
+    reasons = (dump.get("reason") for dump in dumps.by_process.values())
+    return sorted({reason.splitlines()[0] for reason in reasons if reason})
 
 
 def _joined(parts: Iterable[object], by: str = ", ") -> str:
@@ -145,12 +156,21 @@ def _gone(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
     silent = set(range(dumps.num_processes)) - set(dumps.by_process)
     for process, dump in sorted(dumps.by_process.items()):
         if dump["state"] == "gone":
-            yield Finding(GONE, "\n".join([f"process {process} is gone.", *_doing(dumps, process)]))
+            lines = [f"process {process} {_end_text(dump)}", *_doing(dumps, process)]
+            yield Finding(GONE, "\n".join(lines))
     late = [place for calls in open_calls for place in _missing_places(dumps, calls)]
     missed = {place.process for place in late if place is not None}
     # A rank whose place nobody knows is where nothing is known.
     for process in sorted(silent if None in late else silent & missed):
         yield Finding(GONE, f"process {process} is gone, or can't write its dump, and others wait.")
+
+
+def _end_text(dump: Mapping[str, Any]) -> str:
+    if dump["phase"] != _ENDED:
+        return "is gone."
+    if dump["stack"]:
+        return f"has ended with {dump['stack']}."
+    return "has come to the end of its program: did it make fewer steps than the others?"
 
 
 def _missing_places(dumps: Dumps, calls: list[Call]) -> list[Place | None]:
@@ -211,6 +231,14 @@ def _blamed(
     return found
 
 
+def _different(dumps: Dumps) -> Iterator[Finding]:
+    """Different collectives that only the errors tell of: who made one has gone on."""
+    for reason in _reasons(dumps):
+        if lines := errors.doings(reason):
+            head = reason.partition(": ")[0]
+            yield Finding(MISMATCH, "\n  ".join([f"{head}:", *lines]))
+
+
 def _side_by_side(dumps: Dumps, calls: list[Call], others: list[list[Call]]) -> str:
     lines = ["ranks wait in different calls, and each for the others:"]
     shown: list[list[Call]] = []
@@ -262,9 +290,19 @@ def _doing(dumps: Dumps, process: int) -> list[str]:
         lines.append(f"Its last call ended {ago:.1f} s before: {_call_text(dumps, ended)}")
     else:
         lines.append("It has ended no call.")
-    if dump["stack"]:
+    if dump["stack_at_ns"] and dump["phase"] != _ENDED:
         since = (dump["stack_at_ns"] - dump["phase_since_ns"]) * 1e-9
-        lines.append(f"It was {dump['phase']} for {since:.1f} s, at")
+        ago = (dump["clock"]["now_ns"] - dump["stack_at_ns"]) * 1e-9
+        seen_at = dump["stack_at_ns"] + dump["clock"]["wall_ns"] - dump["clock"]["now_ns"]
+        if ended is not None and seen_at < ended.resumed:  # it has gone on since
+            if dump["stack"]:
+                lines.append(f"Its Python stack, {ago:.1f} s before, when that call had not ended:")
+        else:
+            seen = (
+                "" if dump["state"] == "running" else f" when it was seen last, {ago:.1f} s before"
+            )
+            where = ", at" if dump["stack"] else "; no Python code of the user's ran."
+            lines.append(f"It was {dump['phase']} for {since:.1f} s{seen}{where}")
         lines += [f"  {line}" for line in dump["stack"].splitlines()]
     return lines
 
@@ -279,7 +317,7 @@ def _ranks(calls: Sequence[Call]) -> str:
 
 def _call_text(dumps: Dumps, call: Call) -> str:
     which = f", execution {call.occurrence}" if call.execution > 0 else ""
-    return f"{dumps.site(call.site)['text']}{which}"
+    return f"{dumps.site_text(call.site, call.place.process)}{which}"
 
 
 # ---- Slow jobs -----------------------------------------------------------------------------------
@@ -296,26 +334,36 @@ def _whole(dumps: Dumps) -> dict[tuple[int, ...], list[Call]]:
 
 
 def _stragglers(dumps: Dumps) -> Iterator[Finding]:
-    late: dict[Place, list[int]] = collections.defaultdict(list)
+    late: dict[Place, dict[str, list[int]]] = collections.defaultdict(  # by what the calls are
+        lambda: collections.defaultdict(list)
+    )
     whole = _whole(dumps)
     for calls in whole.values():
         *_, before, last = sorted(calls, key=lambda call: call.arrived)
-        if last.arrived - before.arrived > _LATE_NS:
-            late[last.place].append(last.arrived - before.arrived)
+        wait = last.arrived - before.arrived
+        if wait > _LATE_NS:
+            late[last.place][dumps.site_text(last.site, last.place.process)].append(wait)
     if not late:
         return
     span = max(c.resumed for calls in whole.values() for c in calls) - min(
         c.arrived for calls in whole.values() for c in calls
     )
-    for place, waits in sorted(late.items(), key=lambda item: -sum(item[1])):
+    for place, by_call in sorted(late.items(), key=lambda item: -sum(map(sum, item[1].values()))):
+        waits = [wait for some in by_call.values() for wait in some]
         own = sum(place in {call.place for call in calls} for calls in whole.values())
         if len(waits) >= _LEAST_CALLS and sum(waits) > _WAIT_SHARE * span:
-            yield Finding(
-                SLOW,
+            lines = [
                 f"{_place_text(place)} is a straggler: to {len(waits):,} of {own:,} calls it came "
                 f"last, {statistics.median(waits) * 1e-6:.1f} ms after the others (at most "
-                f"{max(waits) * 1e-6:.1f} ms), which is {sum(waits) / span:.0%} of the time.",
-            )
+                f"{max(waits) * 1e-6:.1f} ms), which is {sum(waits) / span:.0%} of the time. They "
+                "waited longest, in all, in"
+            ]
+            longest = sorted(by_call.items(), key=lambda item: -sum(item[1]))[:_MOST_CALLS]
+            lines += [
+                f"  {text} ({_count(len(some), 'time')}, {sum(some) * 1e-6:.1f} ms in all)"
+                for text, some in longest
+            ]
+            yield Finding(SLOW, "\n".join(lines))
 
 
 def _slow_groups(dumps: Dumps) -> Iterator[Finding]:
@@ -337,7 +385,7 @@ def _slow_groups(dumps: Dumps) -> Iterator[Finding]:
                 where = "; ".join(map(_place_text, sorted(members[group], key=str)[:_MOST_SHOWN]))
                 yield Finding(
                     SLOW,
-                    f"the link between {where} is slow: {dumps.site(site)['text']} moves in "
+                    f"the link between {where} is slow: {dumps.site_text(site)} moves in "
                     f"{time_ns * 1e-3:.0f} us there, in {statistics.median(others) * 1e-3:.0f} us "
                     "in other groups.",
                 )

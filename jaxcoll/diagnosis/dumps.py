@@ -140,7 +140,7 @@ def after_failure(reason: str) -> None:
     if box is None or where is None:
         return
     try:
-        file = _write(where, _own(box))
+        file = _write(where, {**_own(box), "reason": reason})
         for other in _Others.boxes.values():
             about = other.about()
             state = state_of(about["pid"])
@@ -156,10 +156,22 @@ def after_failure(reason: str) -> None:
 
 def _own(box: BlackBox) -> dict[str, Any]:
     """Returns this process's dump."""
-    core = _native.core()
-    reason = "" if core is None else core.job_failure() or (core.failures(0) or [""])[-1]
     threads = stacks.all_threads()
-    return {**contents(box), "state": "running", "reason": reason, "threads": threads}
+    return {**contents(box), "state": "running", "reason": _reason(box), "threads": threads}
+
+
+def _reason(box: BlackBox) -> str:
+    """Returns what has failed last, if the process has not gone on since."""
+    core = _native.core()
+    if core is None:
+        return ""
+    if failure := core.job_failure():
+        return failure
+    calls = box.calls()
+    has_ended = calls["moved"] > 0
+    failed_at = calls["resumed"][~has_ended].max(initial=0)
+    has_gone_on = (calls["arrived"][has_ended] > failed_at).any()
+    return "" if has_gone_on else (core.failures(0) or [""])[-1]
 
 
 def _has_dumped(where: Path, process: int, reason: str) -> bool:

@@ -1,16 +1,18 @@
 """`error_info`, and what the texts of the engine's errors say, as fields."""
 
 import dataclasses
+import itertools
 import re
 from typing import Literal, NamedTuple
 
 from jaxcoll import _steps
 from jaxcoll._errors import CollectiveError
 
-_MARK = "jaxcoll.CollectiveError: "
+MARK = "jaxcoll.CollectiveError: "
 _CALL = re.compile(
     r'(?P<op>\w+) over (?P<axes>"[^"]+"(?:, "[^"]+")*|no axis) of (?P<operands>.+?) '
-    r"\((?P<bytes>[\d,]+) bytes\), called at (?P<source>[^\n]*?:\d+ \([^\n]*?\)|unknown line)"
+    r"\((?P<bytes>[\d,]+) bytes(?:, [^()\n]+)?\), called at "
+    r"(?P<source>[^\n]*?:\d+ \([^\n]*?\)|unknown line)"
 )
 # XLA's own, which the engine runs: `for` the operations that they are part of.
 _XLA_CALL = re.compile(
@@ -26,8 +28,12 @@ _IN = re.compile(r"(?:waits in|and in|before others came to it,) ")
 _WAITED = re.compile(r"waited (\d+\.\d) s")
 _LIMIT = re.compile(r"the limit is (\d+\.\d) s")
 _EXECUTION = re.compile(r"execution (\d+) of this call")
-_OF_PROCESS = re.compile(r"rank ([\d, ]+) \(process (\d+)(?:, pid (\d+), ([a-z ]+))?\)")
+_OF_PROCESS = re.compile(
+    r"rank ([\d, ]+) \(process (\d+)(?:, pid (\d+), ([a-z ]+))?(?:, (?:device|partition) \d+)?\)"
+)
 _OF_DEVICE = re.compile(r"(\d+) \((?:device|partition) (\d+)\)")
+# How many ranks the group has; where it is not said, all of them are named.
+_NUM_RANKS = re.compile(r"\) of (\d+)[,;]")
 _DETAIL = re.compile(r"^  rank ([\d, ]+): (.*)$", re.M)
 _FOLDER = re.compile(r'^  more: jaxcoll doctor "([^"\n]*)"', re.M)
 
@@ -40,8 +46,8 @@ class MissingRank:
         rank: its number in the group.
         process: its process, as `jax.process_index()` counts; None in a job of one process.
         pid: that process's id; None in a job of one process.
-        state: `running`, `stopped`, `gone`, `leaving` or `not there yet`; `running` in a job of one
-            process.
+        state: `running`, `stopped`, `leaving` or `ended` (its program came to its end), `gone`
+            (it was killed, say) or `not there yet`; `running` in a job of one process.
         last_call: the call that it waits in, and the one that it has ended last, as a text; empty
             where not known.
     """
@@ -155,6 +161,8 @@ def error_info(error: BaseException | str) -> ErrorInfo | None:
     call = _common(calls if head.startswith(":", end) else [])
     places, came, missing = _ranks(head, dict(_details(text)))
     ranks = sorted(places)
+    number = _NUM_RANKS.search(head)
+    are_all = ranks == list(range(int(number[1]) if number else len(ranks)))
     return ErrorInfo(
         kind="mismatch" if is_mismatch else "missing" if missing else "other",
         op=call.op,
@@ -165,7 +173,7 @@ def error_info(error: BaseException | str) -> ErrorInfo | None:
         execution=int(execution[1]) if execution else None,
         waited_s=float(waited[1]) if waited else None,
         limit_s=float(limit[1]) if limit else None,
-        group=tuple(places[r] for r in ranks) if ranks == list(range(len(ranks))) else (),
+        group=tuple(places[r] for r in ranks) if are_all else (),
         arrived=came,
         missing=missing,
         calls=_mismatched(head) if is_mismatch else (),
@@ -180,15 +188,15 @@ def collective_text(error: BaseException | str, in_context: bool = True) -> str 
     `in_context`: also in one during whose handling it came.
     """
     if isinstance(error, str):
-        return error.partition(_MARK)[2] or None
+        return error.partition(MARK)[2] or None
     looked_at: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in looked_at:
         text = str(following)
         if isinstance(following, CollectiveError):
             return text
-        if _MARK in text:
-            return text.partition(_MARK)[2]
+        if MARK in text:
+            return text.partition(MARK)[2]
         looked_at.add(id(following))
         before = following.__cause__
         if before is None and in_context and not following.__suppress_context__:
@@ -221,8 +229,8 @@ def note_raised(text: str, num_failures: int) -> None:
     """
     if _steps.awaits_here():
         return
-    if _MARK in text:
-        note_seen(text.partition(_MARK)[2])
+    if MARK in text:
+        note_seen(text.partition(MARK)[2])
     elif _OF_A_CALLBACK in text:
         _settled.add(num_failures)
 
@@ -314,6 +322,19 @@ def _mismatched(head: str) -> tuple[MismatchedCall, ...]:
             number = int(execution[1]) if execution else None
             calls.append(MismatchedCall(where, *_common(found), number))
     return tuple(calls)
+
+
+def doings(text: str) -> list[str]:
+    """Returns what ranks did that called different collectives, if an error says that."""
+    head = text.partition("\n")[0]
+    if not _MISMATCH.match(head):
+        return []
+    said = re.sub(r"; run -?\d+$", "", head.partition(": ")[2])
+    begins = [found.start() for found in _DOING.finditer(said)]
+    return [
+        said[begin:end].removeprefix("; ")
+        for begin, end in itertools.pairwise([*begins, len(said)])
+    ]
 
 
 def _operands(text: str) -> tuple[str, ...]:

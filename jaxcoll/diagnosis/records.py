@@ -95,6 +95,14 @@ class Dumps:
                 return known[-1]
         return {"text": "an unknown call"}
 
+    def site_text(self, site: int, process: int | None = None) -> str:
+        """Returns what a process, or else some, says of a site: of alike calls all."""
+        own = {p: dump for p, dump in self.by_process.items() if p == process}
+        for dump in (*own.values(), *self.by_process.values()):
+            if known := dump["sites"].get(str(site)):
+                return ", or ".join(each["text"] for each in known)
+        return "an unknown call"
+
     def ranks_of(self, call: Call) -> int:
         """Returns how many ranks the group of a call has."""
         known = [c.rank for c in self.calls if c.group == call.group]

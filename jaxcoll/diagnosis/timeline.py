@@ -118,7 +118,7 @@ def events(dumps: Dumps) -> Iterator[dict[str, Any]]:
             details = {
                 **{
                     key: site[key]
-                    for key in ("operands", "bytes", "axes", "path", "source")
+                    for key in ("operands", "bytes", "axes", "parameters", "path", "source")
                     if key in site
                 },
                 "rank": call.rank,

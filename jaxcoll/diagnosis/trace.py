@@ -103,6 +103,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 
     Raises:
         RuntimeError: there is no native extension: nothing to record.
+        IsADirectoryError: the path is a folder's; before the block runs.
         OSError: the file can't be written.
 
     Example:
@@ -116,6 +117,11 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         raise RuntimeError("trace(path): there are no records: no native extension.")
     watcher.start()
     path = Path(path).absolute()
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"trace(path): expected a file, got {str(path)!r}, which is a folder. Name a file in "
+            f"it, such as {str(path / 'timeline.json')!r}."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     _counts[path] += 1
     collector = Collector(box)

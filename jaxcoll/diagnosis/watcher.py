@@ -1,12 +1,14 @@
 """The thread that looks after this process, so that others can say what it does.
 
 Several times a second it notes in the black box what the main thread does, and its stack; it
-answers those that ask, and writes a dump when a call has failed or when it is asked for one.
+answers those that ask, and writes a dump when a call has failed, before the program learns of it
+(csrc/host/witness.h), or when it is asked for one.
 """
 
 import atexit
 import functools as ft
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -22,6 +24,9 @@ _FIRST_PERIOD_S = 0.01
 _JOIN_S = 2.0
 # What a program computes between two calls, at most, if the end of a process is to wait for it.
 _GAP_S = 0.05
+_UNAWAITED = "work that was not awaited has failed"
+# The limit of calls in a process that somebody has interrupted, who wants it to end.
+_AT_ONCE_S = 1e-3
 
 
 def start() -> None:
@@ -35,6 +40,12 @@ def forget_failures() -> None:
         watcher.forget_failures()
 
 
+def note_end(error: BaseException) -> None:
+    """Has this process, if it is looked after, tell the others which exception ends it."""
+    if _started.cache_info().currsize and (watcher := _started()) is not None:
+        watcher.note_end(error)
+
+
 @ft.cache
 def _started() -> "_Watcher | None":
     core = _native.core()
@@ -42,6 +53,7 @@ def _started() -> "_Watcher | None":
         return None
     watcher = _Watcher(core)
     _compat.on_runtime_error(lambda text: errors.note_raised(text, core.num_failures()))
+    _compat.on_callback_error(lambda error: core.note_callback_error(stacks.raised(error)))
     watcher.start()
     atexit.register(watcher.end)
     return watcher
@@ -51,34 +63,39 @@ class _Watcher(threading.Thread):
     def __init__(self, core: Any) -> None:
         super().__init__(name="jaxcoll-diagnosis", daemon=True)
         self._core = core
-        self._stops = threading.Event()
         self._failure = self._seen_failure()
         self._num_asked = core.dumps_asked()
         self._num_on_gpus = len(_cuda.failures())
         self._pid = os.getpid()
         self._standstill = Standstill()
         self._lock = threading.Lock()
+        self._ended_with = ""
         core.dump_on_signal()
         dumps.tell_engine()
 
     def run(self) -> None:
         period_s = _FIRST_PERIOD_S
-        while not self._stops.wait(period_s):
+        while self._core.await_failure(period_s):
             self.look()
             period_s = min(2 * period_s, _PERIOD_S)
 
     def look(self) -> None:
-        """Looks once."""
+        """Looks once; lets the errors go that wait for that."""
+        num_failures = self._core.num_failures()
         try:
             with self._lock:
                 self._look()
         except Exception:  # the next look may succeed
             logger.warning("jaxcoll: this process's diagnosis failed", exc_info=True)
+        finally:
+            self._core.note_look(num_failures)
 
     def _look(self) -> None:
         question = self._core.question()
         seen = stacks.look()
-        self._core.tell(seen.phase, seen.stack, seen.callbacks, question)
+        ends = f"ends with {self._ended_with}" if self._ended_with else ""
+        stack = "\n".join(filter(None, (ends, seen.stack)))
+        self._core.tell(seen.phase, stack, seen.callbacks, question)
         self._dump_what_is_due()
         if (text := self._standstill.look(seen, time.monotonic())) is not None:
             logger.error("%s\n%s", text, self._dumped())
@@ -116,6 +133,13 @@ class _Watcher(threading.Thread):
             errors.forget()
             self._num_on_gpus = len(_cuda.failures())
 
+    def note_end(self, error: BaseException) -> None:
+        """Keeps the text of an exception that ends this process, not the exception."""
+        try:
+            self._ended_with = stacks.raised(error)
+        except Exception:  # its text is the user's code
+            self._ended_with = type(error).__name__
+
     def _await_open_calls(self) -> None:
         """Waits until this process has not been in a call for a while, at most until deadlines."""
         box = black_box.own()
@@ -132,12 +156,29 @@ class _Watcher(threading.Thread):
         """Ends the watch; has the process end as a failed one where work nobody awaited failed."""
         if os.getpid() != self._pid:  # a forked child, whose end is not the process's
             return
+        is_interrupted = _is_interrupted()
+        if (error := _last_error()) is not None and not self._ended_with:
+            self.note_end(error)
+        if is_interrupted:
+            config.timeout_s = config.compile_timeout_s = _AT_ONCE_S
         await_steps()
         self._await_open_calls()
-        self._stops.set()
+        self._core.stop_looks()
         self.join(_JOIN_S)
         self.look()
+        self._core.tell(black_box.ENDED, self._ended_with, 0, self._core.question())
         unseen = errors.unseen()
+        what = "this process was interrupted in" if is_interrupted else _UNAWAITED
         for text in unseen:
-            logger.error("jaxcoll: work that was not awaited has failed: %s", text)
+            logger.error("jaxcoll: %s: %s", what, text)
         self._core.end_watch(bool(unseen), self._failure[0])
+
+
+def _is_interrupted() -> bool:
+    """Tells whether Ctrl-C is why the program ends."""
+    return isinstance(_last_error(), KeyboardInterrupt)
+
+
+def _last_error() -> BaseException | None:
+    """Returns the exception that ends the program, if any; at a prompt it may be long ago."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)

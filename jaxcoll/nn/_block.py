@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxcoll.nn._place import Place
+from jaxcoll.nn._place import Place, call_of
 from jaxcoll.nn.dense import ColumnParallelDense, RowParallelDense
 
 
@@ -26,7 +26,7 @@ class SplitBlock(nn.Module):
     param_dtype: Any = jnp.float32
 
     def _place(self) -> Place:
-        return Place(type(self).__name__, self.axis_name, self.mesh)
+        return Place(call_of(self), self.axis_name, self.mesh)
 
     def _options(self) -> dict[str, Any]:
         given = ("use_bias", "mesh", "axis_name", "sequence_parallel", "overlap", "dtype")

@@ -16,12 +16,19 @@ from jaxcoll.mesh import check_auto, check_mesh_axis
 from jaxcoll.parallel.regions import copy_to
 
 
+def call_of(layer: Any) -> str:
+    """Returns a linen layer's class and where in the model it is: `TPMLP "block_0/mlp"`."""
+    path = () if layer.scope is None else layer.path
+    name = type(layer).__name__
+    return f'{name} "{"/".join(path)}"' if path else name
+
+
 @dataclasses.dataclass(frozen=True)
 class Place:
     """The axis over which a layer's weights are split, and how it comes to be mapped.
 
     Attributes:
-        call: the layer's name, for texts.
+        call: the layer's name and, where it has one, its path in the model, for texts.
         axis_name: the axis, or None for a layer that is not split.
         mesh: for global arrays.
     """

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll.nn._dense import Dense, tp_dense
-from jaxcoll.nn._place import Place
+from jaxcoll.nn._place import Place, call_of
 from jaxcoll.parallel.partitioned import split_init
 
 
@@ -87,8 +87,9 @@ class TPDense(_SplitDense):
     overlap: ClassVar[bool] = False
 
     def _core(self) -> Dense:
-        call = type(self).__name__
-        return tp_dense(call, self.axis_name, self.mesh, self.tp_mode, overlap=self.overlap)
+        return tp_dense(
+            call_of(self), self.axis_name, self.mesh, self.tp_mode, overlap=self.overlap
+        )
 
 
 class TPAsyncDense(TPDense):
@@ -138,7 +139,7 @@ class ColumnParallelDense(_SplitDense):
     gather_output: bool = False
 
     def _core(self) -> Dense:
-        place = Place(type(self).__name__, self.axis_name, self.mesh)
+        place = Place(call_of(self), self.axis_name, self.mesh)
         return Dense(place, "column", self.overlap, self.sequence_parallel, self.gather_output)
 
 
@@ -177,5 +178,5 @@ class RowParallelDense(_SplitDense):
     overlap: bool = False
 
     def _core(self) -> Dense:
-        place = Place(type(self).__name__, self.axis_name, self.mesh)
+        place = Place(call_of(self), self.axis_name, self.mesh)
         return Dense(place, "row", self.overlap, self.sequence_parallel)

@@ -5,7 +5,7 @@ import dataclasses
 import flax.linen as nn
 import jax
 
-from jaxcoll.nn._place import Place
+from jaxcoll.nn._place import Place, call_of
 from jaxcoll.nn._random import key_of_rank
 
 
@@ -34,7 +34,7 @@ class TPDropout(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the input, or what is left of it, with rng `"dropout"`."""
-        axis_name = Place("TPDropout", self.axis_name, None).local_axis
+        axis_name = Place(call_of(self), self.axis_name, None).local_axis
         if deterministic or self.rate == 0.0:
             return x
         key = key_of_rank(self.make_rng("dropout"), axis_name)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxcoll.nn._embed import Embed
+from jaxcoll.nn._place import call_of
 from jaxcoll.parallel.partitioned import split_init
 
 
@@ -64,9 +65,7 @@ class VocabParallelEmbed(nn.Module):
         )
 
     def _core(self) -> Embed:
-        return Embed(
-            type(self).__name__, self.axis_name, self.mesh, self.sequence_parallel, self.overlap
-        )
+        return Embed(call_of(self), self.axis_name, self.mesh, self.sequence_parallel, self.overlap)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns the rows of tokens."""

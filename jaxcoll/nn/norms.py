@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcoll.nn._norm import Norm
+from jaxcoll.nn._place import call_of
 from jaxcoll.parallel.partitioned import split_init
 
 
@@ -54,9 +55,7 @@ class TPRMSNorm(nn.Module):
     subtracts_mean: ClassVar[bool] = False
 
     def _core(self) -> Norm:
-        return Norm(
-            type(self).__name__, self.axis_name, self.split, self.subtracts_mean, self.epsilon
-        )
+        return Norm(call_of(self), self.axis_name, self.split, self.subtracts_mean, self.epsilon)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

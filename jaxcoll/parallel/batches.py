@@ -1,5 +1,6 @@
 """What a step reads in a batch: its inputs, its labels, and losses with their weights."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import Any
@@ -12,6 +13,38 @@ import optax
 from jaxcoll._sharding import leaf_name
 
 LossFn = Callable[[Any, Any], Any]
+
+
+def check_loss_fn(call: str, loss_fn: LossFn | None) -> None:
+    """Raises TypeError where a loss function can't be called with outputs and a batch."""
+    if loss_fn is not None:
+        check_takes(call, "loss_fn", loss_fn, "outputs", "batch")
+
+
+def check_takes(call: str, argument: str, function: Any, *names: str) -> None:
+    """Raises TypeError where an argument can't be called with so many others."""
+    wanted = f"expected a function ({', '.join(names)})"
+    if not callable(function):
+        raise TypeError(f"{call}: {argument}: {wanted}, got {function!r:.80}.")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of some that are not written in Python
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        raise TypeError(f"{call}: {argument}: {wanted}, got one of {signature}: {error}.") from None
+
+
+def check_examples(call: str, batch: Any) -> None:
+    """Raises ValueError where a batch has no values, of which a loss would be NaN."""
+    leaves = jax.tree_util.tree_leaves_with_path(batch)
+    if not any(np.size(leaf) for _, leaf in leaves):
+        given = (f"batch{jax.tree_util.keystr(path)} {[*np.shape(leaf)]}" for path, leaf in leaves)
+        raise ValueError(
+            f"{call}: batch: expected examples, got {', '.join(given) or 'no arrays'}. Leave empty "
+            "batches out."
+        )
 
 
 def inputs_of(call: str, batch: Any) -> Any:
@@ -113,6 +146,11 @@ def sums(call: str, value: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
     def number(name: str, value: Any, *, is_sum: bool) -> jax.Array:
         if not isinstance(value, kinds) or np.ndim(value):
             got = f"an array of shape {value.shape}" if hasattr(value, "shape") else repr(value)
+            got = (
+                f"a {type(value).__name__} of {len(value)}"
+                if isinstance(value, tuple | list)
+                else got
+            )
             raise TypeError(
                 f"{call}: loss_fn: {name}: expected a scalar, or a pair (sum, weight) of scalars, "
                 f"got {got}. Further metrics go into a dict beside 'loss'."

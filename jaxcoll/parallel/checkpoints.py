@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 
-from jaxcoll._sharding import fitted, leaf_name
+from jaxcoll._errors import listed
+from jaxcoll._sharding import fitted, leaf_name, untyped
 from jaxcoll.parallel.reshard import reshard
 from jaxcoll.parallel.state import TrainState
 
 _REMOVED = ".removed"
+_ITEMS = ("state", "record")  # what `save` makes of a checkpoint
 
 
 class Checkpoints:
@@ -34,7 +36,7 @@ class Checkpoints:
         max_to_keep: how many stay, the newest; None: all.
 
     Raises:
-        ValueError: fewer than 1 to keep.
+        ValueError: fewer than 1 to keep; there is a file in the directory's place.
 
     Example:
         >>> with jaxcoll.Checkpoints("out") as checkpoints:
@@ -55,6 +57,11 @@ class Checkpoints:
             todelete_subdir=_REMOVED,
         )
         self._directory = pathlib.Path(directory).resolve()
+        if self._directory.is_file():
+            raise ValueError(
+                f"Checkpoints: directory: expected a directory, or none yet, got the file "
+                f"{self._directory}."
+            )
         self._manager = ocp.CheckpointManager(self._directory, options=options)
         self._at: int | None = None  # the step that was saved or restored last
 
@@ -125,10 +132,15 @@ class Checkpoints:
         call = "Checkpoints.restore"
         _check_state(call, "like", like)
         step = self._existing(call, step)
-        plain = jax.eval_shape(TrainState.unpadded, like)
-        wanted = _by_name(plain)
+        plain = jax.eval_shape(TrainState.unpadded, jax.tree.map(untyped, like))
+        stored = _by_name(like)
+        # Where float64 is not enabled, a leaf may have it nevertheless.
+        wanted = {
+            name: jax.ShapeDtypeStruct(x.shape, stored[name].dtype)
+            for name, x in _by_name(plain).items()
+        }
         self._check_fits(call, step, wanted)
-        laid_out = {name: _laid_out(name, wanted[name], x) for name, x in _by_name(like).items()}
+        laid_out = {name: _laid_out(name, wanted[name], x) for name, x in stored.items()}
         arrays = {name: leaf for name, leaf in laid_out.items() if leaf.size}
         args = ocp.args.Composite(state=ocp.args.StandardRestore(arrays))
         read = self._manager.restore(step, args=args)["state"]
@@ -180,7 +192,15 @@ class Checkpoints:
             raise ValueError(
                 f"{call}: step: expected one of those in {self._directory}, {there}, got {step!r}."
             )
-        return steps[-1] if step is None else step
+        step = steps[-1] if step is None else step
+        folder = self._directory / str(step)
+        if lacking := [item for item in _ITEMS if not (folder / item).is_dir()]:
+            raise ValueError(
+                f"{call}: step: {step}: expected a checkpoint of Checkpoints.save in {folder}, but "
+                f"it has no {listed(lacking)}: another program saved it, or files were deleted. "
+                "Restore another step, or read it with Orbax itself."
+            )
+        return step
 
     def _record(self, step: int) -> dict[str, Any]:
         args = ocp.args.Composite(record=ocp.args.JsonRestore())

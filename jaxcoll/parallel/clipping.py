@@ -1,9 +1,11 @@
 """Norms of whole trees, of which a rank may hold parts, and clipping by them."""
 
+from numbers import Number
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxcoll import _compat
@@ -68,9 +70,14 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     Returns:
         A transformation without a state, for `optax.chain`.
 
+    Raises:
+        TypeError: `max_norm` is no number.
+
     Example:
         >>> optimizer = optax.chain(jaxcoll.clip_by_global_norm(1.0), optax.adamw(1e-3))
     """
+    if not isinstance(max_norm, Number | np.generic | np.ndarray | jax.Array):
+        raise TypeError(f"clip_by_global_norm: max_norm: expected a number, got {max_norm!r}.")
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params

@@ -11,6 +11,7 @@ Memory Optimizations Toward Training Trillion Parameter Models" (2020).
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, cast
 
 import flax.linen as nn
@@ -21,6 +22,7 @@ from jax import lax
 
 from jaxcoll import _compat
 from jaxcoll._config import logger
+from jaxcoll._errors import names_of_axes
 from jaxcoll._sharding import divisible_dimension, leaf_name
 from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_gather import all_gather
@@ -53,6 +55,10 @@ def shard_params(params: Any, axis_name: str, min_weight_size: int = MIN_WEIGHT_
     Returns:
         The tree, with split leaves as `flax.linen.Partitioned` over `axis_name`.
     """
+    if not isinstance(min_weight_size, Real):
+        raise TypeError(
+            f"shard_params: min_weight_size: expected a number of values, got {min_weight_size!r}."
+        )
     check_mapped("shard_params", [axis_name], params)
     size = lax.axis_size(axis_name)
     rank = lax.axis_index(axis_name)
@@ -231,7 +237,7 @@ def sync_gradients(grads: Any, axis_names: str | Sequence[str]) -> Any:
 
     Cost: one `all_reduce` for all leaves that are averaged over the same axes.
     """
-    axes = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    axes = names_of_axes("sync_gradients", "axis_names", axis_names)
     check_mapped("sync_gradients", axes, grads)
     leaves, treedef = jax.tree.flatten(grads, is_leaf=is_partitioned)
     by_axes: dict[tuple[str, ...], list[int]] = {}

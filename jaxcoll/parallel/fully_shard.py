@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from jaxcoll._errors import checked_count
 from jaxcoll.parallel.piecewise import Schedule
 from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
@@ -56,13 +57,15 @@ def fully_shard(
             parameter has no other.
 
     Raises:
-        TypeError: a model of another kind, or several axes.
+        TypeError: a model of another kind, several axes, or an option of another type.
         ValueError: an unknown stage, a number that is too small, or a model that is sharded
             already.
 
     Cost: of parameters of S bytes, per step and rank, about: stage 1 an `all_reduce` and an
         `all_gather`, 3 S; stage 2 a `reduce_scatter` and an `all_gather`, 2 S; stage 3 two
         `all_gather` (one, where parameters stay) and a `reduce_scatter` for each micro-batch, 3 S.
+        Computed in 16 bits, an `all_reduce` of one number more for each micro-batch, its weight,
+        but not beside a pipeline.
         Memory for whole gradients: stage 1 all; stage 2 that of a parameter, or of a layer in a
         scan (on `jax.lax`, and of a scan that stands under one `jax.checkpoint` or the like, those
         of all its layers), but all where a step accumulates, or beside a pipeline. Of stage 3 for
@@ -82,14 +85,16 @@ def fully_shard(
             "which the batch is split hold copies: pass them to the step alone, as "
             'data_parallel_train_step(model, axis_name=("replica", "data")).'
         )
-    if stage not in (1, 2, 3):
+    if isinstance(stage, bool) or stage not in (1, 2, 3):
         raise ValueError(f"{call}: stage: expected one of 1, 2, 3, got {stage!r}.")
-    if min_weight_size < 0:
-        raise ValueError(f"{call}: min_weight_size: expected 0 or more, got {min_weight_size}.")
-    if prefetch is not None and prefetch < 0:
-        raise ValueError(f"{call}: prefetch: expected 0 or more pieces, got {prefetch}.")
-    if bucket_bytes < 1:
-        raise ValueError(f"{call}: bucket_bytes: expected 1 or more, got {bucket_bytes}.")
+    min_weight_size = checked_count(call, "min_weight_size", min_weight_size, 0)
+    if prefetch is not None:
+        prefetch = checked_count(call, "prefetch", prefetch, 0)
+    bucket_bytes = checked_count(call, "bucket_bytes", bucket_bytes, 1)
+    if not isinstance(reshard_after_forward, bool):
+        raise TypeError(
+            f"{call}: reshard_after_forward: expected True or False, got {reshard_after_forward!r}."
+        )
     if not isinstance(mp_policy, MixedPrecisionPolicy | None):
         raise TypeError(
             f"{call}: mp_policy: expected a jaxcoll.MixedPrecisionPolicy, got "

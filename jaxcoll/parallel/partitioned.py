@@ -72,7 +72,8 @@ def local_part(value: jax.Array, names: Names, call: str = "with_partitioning") 
             if rest:
                 raise ValueError(
                     f"{call}: dimension {dimension} of shape {value.shape} can't be split over the "
-                    f'{bound[axis]} ranks of axis "{axis}".'
+                    f'{bound[axis]} ranks of axis "{axis}". Use a multiple of {bound[axis]}, or '
+                    "fewer ranks."
                 )
             start = lax.axis_index(axis) * part
             value = lax.dynamic_slice_in_dim(value, start, part, dimension)

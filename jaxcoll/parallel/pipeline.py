@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcoll import _compat
+from jaxcoll._errors import checked_count, names_of_axes
 from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.collectives.ppermute import ppermute
 from jaxcoll.parallel.batches import LossFn, micro_batches
 from jaxcoll.parallel.gated import gated, typed_like
 from jaxcoll.parallel.pipeline_cut import counted, named_layers, num_layers, run_layers
-from jaxcoll.parallel.pipelined import check_num_micro_batches, pipe_of, with_pipe
+from jaxcoll.parallel.pipelined import pipe_of, with_pipe
 from jaxcoll.parallel.schedules import Kind
 from jaxcoll.parallel.stages import Layers, sizes_for
 from jaxcoll.parallel.step import Step, build_step, varying
@@ -84,8 +85,7 @@ def pipeline(
     call = "pipeline"
     check_mapped(call, [axis_name], x)
     size, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    count = num_micro_batches
-    check_num_micro_batches(call, count)
+    count = checked_count(call, "num_micro_batches", num_micro_batches, 1)
     micro = micro_batches(call, "num_micro_batches", x, count, "x")
     run_stage, layers = _stage(call, layer, stacked, axis_name)
     to_next = [(i, i + 1) for i in range(size - 1)]
@@ -171,7 +171,7 @@ def pipeline_parallel_train_step(
         ValueError: an unknown schedule, or a batch that does not divide.
     """
     call = "pipeline_parallel_train_step"
-    if axis_name == data_axis or axis_name in tuple(data_axis):
+    if axis_name in names_of_axes(call, "data_axis", data_axis):
         raise ValueError(
             f'{call}: data_axis: "{axis_name}" is the pipeline\'s axis, whose ranks see the same '
             "examples. On a mesh without another one, pass data_axis=()."

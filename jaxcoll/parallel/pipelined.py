@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+from jaxcoll._errors import checked_count
 from jaxcoll.parallel.pipe import Pipe
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.schedules import Kind, PipelineSchedule
@@ -102,9 +103,10 @@ def pipe_of(
     """Returns the arguments of `pipelined`, checked.
 
     Raises:
+        TypeError: the number of micro-batches is none.
         ValueError: one of them makes no sense.
     """
-    check_num_micro_batches(call, num_micro_batches)
+    num_micro_batches = checked_count(call, "num_micro_batches", num_micro_batches, 1)
     try:
         chunks = PipelineSchedule(schedule, 1, num_chunks or 0).num_chunks
     except ValueError as error:
@@ -119,9 +121,3 @@ def pipe_of(
                 f"{stage_sizes!r}."
             )
     return Pipe(axis_name, num_micro_batches, schedule, chunks, sizes)
-
-
-def check_num_micro_batches(call: str, count: Any) -> None:
-    """Raises ValueError where there can't be so many micro-batches."""
-    if not isinstance(count, int) or count < 1:
-        raise ValueError(f"{call}: num_micro_batches: expected at least 1, got {count!r}.")

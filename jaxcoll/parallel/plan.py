@@ -12,10 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import _compat
-from jaxcoll._errors import did_you_mean, listed
-from jaxcoll._sharding import check_divisible
+from jaxcoll._errors import checked_count, did_you_mean, listed
+from jaxcoll._sharding import check_divisible, leaf_name
 from jaxcoll.mesh import make_mesh
-from jaxcoll.parallel.batches import LossFn, cross_entropy
+from jaxcoll.parallel.batches import LossFn, check_loss_fn, cross_entropy
 from jaxcoll.parallel.describe import describe
 from jaxcoll.parallel.fully_shard import fully_shard
 from jaxcoll.parallel.pipelined import pipe_of, with_pipe
@@ -54,6 +54,7 @@ class ParallelPlan:
         batch_axes: those over which a batch is split.
 
     Raises:
+        TypeError: `axes` or `fsdp` is no dict.
         ValueError: an unknown axis, sizes that make no mesh of the devices, or options of an axis
             that is not there.
 
@@ -76,6 +77,9 @@ class ParallelPlan:
         num_chunks: int | None = None,
         stage_sizes: Sequence[int] | None = None,
     ) -> None:
+        _check_mapping("axes", axes, '{"data": -1}')
+        if fsdp is not None:
+            _check_mapping("fsdp", fsdp, '{"stage": 2}')
         for name in axes:
             if name not in _AXES:
                 raise ValueError(
@@ -101,14 +105,12 @@ class ParallelPlan:
                     f"ParallelPlan: fsdp: expected options of jaxcoll.fully_shard, "
                     f"{listed(known)}, got {name!r}.{did_you_mean(str(name), known)}"
                 )
-        if accumulate < 1:
-            raise ValueError(f"ParallelPlan: accumulate: expected at least 1, got {accumulate}.")
-        self._accumulate = accumulate
+        self._accumulate = checked_count("ParallelPlan", "accumulate", accumulate, 1)
         self._pipe = pipe_of(
             "ParallelPlan", num_micro_batches, schedule, "pipe", num_chunks, stage_sizes
         )
         self._model: PureModel | None = None
-        self._specs: TrainState | None = None
+        self._shapes: TrainState | None = None  # and how each lies
 
     def __repr__(self) -> str:
         return f"ParallelPlan({dict(self.mesh.shape)})"
@@ -146,7 +148,7 @@ class ParallelPlan:
                 'same. Build it of layers with axis_name="tensor" and mesh=plan.mesh, or leave the '
                 "axis out."
             )
-        self._model, self._specs = pure, state.specs
+        self._model, self._shapes = pure, jax.tree.map(_shape_of, state)
         return state
 
     def build_train_step(self, loss_fn: LossFn | None = None, *, donate: bool = True) -> Step:
@@ -162,27 +164,37 @@ class ParallelPlan:
 
         Raises:
             ValueError: there was no `init`. The step: a state that another plan, model or optimizer
-                made, or one that was donated; a batch that the ranks can't share; a loss that
-                differs between tensor ranks.
+                made, also a model of other widths, or one that was donated; a batch that the ranks
+                can't share; a loss that differs between tensor ranks.
         """
         call = "ParallelPlan.build_train_step"
-        if self._model is None:
+        if self._model is None or self._shapes is None:
             raise ValueError(f"{call}: no model yet: call init(model, optimizer, ...) before it.")
+        check_loss_fn(call, loss_fn)
         loss_fn = _of_whole_outputs(call, cross_entropy if loss_fn is None else loss_fn)
         step = build_step(call, self._model, loss_fn, self.batch_axes, self._accumulate)
         mapped = jax.shard_map(
             step,
             mesh=self.mesh,
-            in_specs=(self._specs, P(self.batch_axes)),
-            out_specs=(self._specs, P()),
+            in_specs=(self._shapes.specs, P(self.batch_axes)),
+            out_specs=(self._shapes.specs, P()),
         )
-        jitted = jax.jit(mapped, donate_argnums=0 if donate else ())
-        expected = jax.tree.structure(self._specs)
+        expected = self._shapes
+
+        @ft.wraps(mapped)
+        def checked(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+            _check_shapes("train_step", state, expected)  # while it is traced, not in each step
+            return mapped(state, batch)
+
+        jitted = jax.jit(checked, donate_argnums=0 if donate else ())
+        structure = jax.tree.structure(expected)
         split = NamedSharding(self.mesh, P(self.batch_axes))
 
         @ft.wraps(jitted)
         def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-            if jax.tree.structure(state) != expected:
+            if jax.tree.structure(state) != structure:
+                if isinstance(state, TrainState) and _made(state) == _made(expected):
+                    _check_shapes("train_step", state, expected)
                 raise ValueError(
                     "train_step: state: expected one of this plan's last init, with its model and "
                     f"optimizer, got {_described(state)}."
@@ -209,6 +221,14 @@ class ParallelPlan:
     def describe(self, state: TrainState) -> str:
         """Returns a text: the mesh, and how each leaf of a state lies on it, with bytes."""
         return f"{describe(self.mesh)}\n\n{describe(state)}"
+
+
+def _check_mapping(argument: str, value: Any, example: str) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"ParallelPlan: {argument}: expected a dict, such as {example}, got "
+            f"{type(value).__name__}."
+        )
 
 
 def _of_whole_outputs(call: str, loss_fn: LossFn) -> LossFn:
@@ -238,7 +258,39 @@ def _check_batch(call: str, batch: Any, sharding: NamedSharding) -> None:
                 f"{call}: {name}: expected an array (examples, ...), got a scalar. Repeat it for "
                 "each example."
             )
+        if not shape[0]:
+            raise ValueError(
+                f"{call}: {name}: expected an array (examples, ...), got none, of shape {shape}. "
+                "Leave out a batch without examples."
+            )
         check_divisible(call, name, shape, sharding)
+
+
+def _shape_of(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)  # none under a trace
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _check_shapes(call: str, state: TrainState, expected: TrainState) -> None:
+    """Raises ValueError where parameters, or what the optimizer keeps, are of other shapes."""
+    for name in ("params", "opt_state", "variables"):
+        tree, want = getattr(state, name), getattr(expected, name)
+        if jax.tree.structure(tree) != jax.tree.structure(want):
+            return  # nothing to compare leaf by leaf
+        for (path, leaf), like in zip(
+            jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(want), strict=True
+        ):
+            if np.shape(leaf) != like.shape:
+                raise ValueError(
+                    f"{call}: state: {name}{leaf_name(path)}: expected shape {like.shape}, as of "
+                    f"this plan's last init, got {np.shape(leaf)}. Make the state with this plan's "
+                    "init, and after it the step with build_train_step."
+                )
+
+
+def _made(state: TrainState) -> Any:
+    """Returns of what kind of model, and how, a state was made, its sizes apart."""
+    return state.kind, state.pipe, state.zero
 
 
 def _is_gone(leaf: Any) -> bool:

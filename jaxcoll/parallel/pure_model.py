@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll._sharding import leaf_name
+from jaxcoll.parallel.batches import check_takes
 from jaxcoll.parallel.one_library import check_one_library, checked_as_it_runs
 from jaxcoll.parallel.partitioned import Partitioned
 from jaxcoll.parallel.pipe import Pipe
@@ -44,7 +45,8 @@ def as_pure(call: str, model: Any) -> PureModel:
 
     Raises:
         TypeError: it is none of these, or a module of one library that holds one of the other.
-        ValueError: a function that makes no new NNX module.
+        ValueError: a function that makes no new NNX module, or one of parameters with more or fewer
+            dimensions than their metadata.
     """
     if isinstance(model, PureModel):
         return model
@@ -53,13 +55,17 @@ def as_pure(call: str, model: Any) -> PureModel:
         return _of_linen(call, model) if isinstance(model, nn.Module) else _of_nnx(model)
     if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
         init, apply = model
+        check_takes(call, "model: init", init, "rng", "inputs")
+        takes_pipeline = _takes_pipeline(apply)
+        if not takes_pipeline:
+            check_takes(call, "model: apply", apply, "params", "inputs")
         return PureModel(
             lambda rng, inputs: {"params": init(rng, inputs)},
             lambda variables, inputs, rng, **more: (
                 apply(variables["params"], inputs, **more),
                 {},
             ),
-            takes_pipeline=_takes_pipeline(apply),
+            takes_pipeline=takes_pipeline,
         )
     if callable(model):
         return _of_nnx_maker(call, model)
@@ -115,6 +121,7 @@ def _of_nnx_maker(call: str, make: Callable[[], Any]) -> PureModel:
     graph, params, keys, others = _parts(shapes)
     treedef = jax.tree.structure((params, others))
     specs = nnx.get_partition_spec(params)
+    _check_metadata(call, params, specs)
 
     def first() -> tuple[Any, Any]:
         _, params, _, others = _parts(make())
@@ -153,6 +160,22 @@ def _checked(call: str, make: Callable[[], Any]) -> nnx.Module:
             )
     check_one_library(call, module)
     return module
+
+
+def _check_metadata(call: str, params: Any, specs: Any) -> None:
+    """Raises ValueError where a spec has another number of entries than there are dimensions.
+
+    `nnx.vmap` puts a dimension before those that the layers' metadata are about.
+    """
+    for (path, leaf), spec in zip(
+        jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(specs), strict=True
+    ):
+        if len(spec) not in (0, leaf.ndim):
+            raise ValueError(
+                f"{call}: model: params{leaf_name(path)} of shape {leaf.shape}: its out_sharding, "
+                f"{spec}, must have an entry for each dimension, None for one that is whole. Where "
+                "nnx.vmap stacks layers, pass it transform_metadata={nnx.PARTITION_NAME: None}."
+            )
 
 
 def _parts(module: nnx.Module) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll._sharding import checked_sharding, leaf_name
+from jaxcoll._sharding import checked_sharding, leaf_name, untyped
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.splits import SplitDim
 from jaxcoll.parallel.stages import Layers
@@ -108,7 +108,7 @@ class _Later:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        made = jax.eval_shape(lambda leaf: _Later(leaf, self.steps).made(), self.leaf)
+        made = jax.eval_shape(lambda leaf: _Later(leaf, self.steps).made(), untyped(self.leaf))
         return made.shape
 
     def made(self) -> jax.Array:
@@ -140,6 +140,8 @@ def _to_be_stored_as(state: TrainState, specs: TrainState) -> TrainState:
         return changed(leaf, (old, new))
 
     ways = list(zip(_ways(state), _ways(specs), strict=True))
+    if not any(way.layers or way.split for both in ways for way in both):
+        return state
     return map_params(state, ways, changed_param, changed)
 
 

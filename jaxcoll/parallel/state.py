@@ -13,17 +13,18 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import _compat
-from jaxcoll._sharding import checked_sharding, fitted, leaf_name
+from jaxcoll._sharding import auto, checked_sharding, fitted, leaf_name, untyped
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.batches import inputs_of
 from jaxcoll.parallel.elementwise import check_elementwise
+from jaxcoll.parallel.optimizer_state import initialized, specs_of_state
 from jaxcoll.parallel.partitioned import is_partitioned
 from jaxcoll.parallel.pipe import Pipe
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.splits import Split, SplitDim, each
 from jaxcoll.parallel.stacked import stacked_params
 from jaxcoll.parallel.stages import Layers, Spread
-from jaxcoll.parallel.synchronize import SynchronizeState, check_synchronizers, synchronizers
+from jaxcoll.parallel.synchronize import check_synchronizers, synchronizers
 from jaxcoll.parallel.zero import Zero
 
 OfDim = Callable[[jax.Array, Any], jax.Array]
@@ -142,7 +143,11 @@ def rearranged(
         return change(how, leaf)
     sharding = leaf.sharding
     if isinstance(sharding, NamedSharding):
-        sharding = fitted(sharding, jax.eval_shape(ft.partial(change, how), leaf).shape, dim)
+        shape = jax.eval_shape(ft.partial(change, how), untyped(leaf)).shape
+        # Nothing moves.
+        mesh, kind = auto(sharding.mesh), sharding.memory_kind
+        leaf = jax.device_put(leaf, NamedSharding(mesh, sharding.spec, memory_kind=kind))
+        sharding = fitted(sharding, shape, dim)
     # One after the other: each may be whole on the devices meanwhile.
     return jax.block_until_ready(_rearrangement(change, how, sharding)(leaf))
 
@@ -182,10 +187,11 @@ def create_train_state(
             one device.
 
     Raises:
-        TypeError: a model of another kind.
+        TypeError: a model of another kind, an `rng` that is no key, or inputs that are no arrays.
         ValueError: a parameter is split over an axis that the mesh lacks, or can't be split; a
             model of `fully_shard` without a mesh; parameters that are split, and an optimizer that
-            is not element by element; a function that returns a module that was there before.
+            is not element by element; a function that returns a module that was there before, or
+            one of parameters with more or fewer dimensions than their `out_sharding`.
     """
     call = "create_train_state"
     if isinstance(optimizer, optax.MultiSteps):
@@ -198,8 +204,8 @@ def create_train_state(
             f"{type(optimizer).__name__}."
         )
     pure = as_pure(call, model)
-    inputs = jax.tree.map(jnp.zeros_like, inputs_of(call, batch))
-    init_rng, rng = jax.random.split(rng)
+    inputs = _zeros_like(call, inputs_of(call, batch))
+    init_rng, rng = _two_keys(call, rng)
 
     def make(split: Split, layers: Spread, axes: tuple[str, ...]) -> TrainState:
         variables = _without_boxes(pure.init(init_rng, inputs))
@@ -207,7 +213,7 @@ def create_train_state(
         if pure.pipe and mesh:
             params = each(ft.partial(_arranged, mesh, pure.pipe.axis_name), params, layers)
         stored = each(lambda leaf, dim: dim.padded(leaf), params, split) if split else params
-        opt_state = optimizer.init(stored)
+        opt_state = initialized(call, optimizer, stored)
         params = stored if pure.zero and pure.zero.stage == 3 else params
         step = jnp.int32(0)
         static = (optimizer, pure.zero, split, pure.pipe, layers, axes, pure.kind)
@@ -226,6 +232,30 @@ def create_train_state(
     return made(specs.split, specs.layers, specs.axes)
 
 
+def _zeros_like(call: str, inputs: Any) -> Any:
+    def zeros(path: Any, leaf: Any) -> jax.Array:
+        try:
+            return jnp.zeros_like(leaf)
+        except TypeError:
+            raise TypeError(
+                f"{call}: batch: its inputs{jax.tree_util.keystr(path)}: expected an array of "
+                f"numbers, got {leaf!r:.80}."
+            ) from None
+
+    return jax.tree_util.tree_map_with_path(zeros, inputs)
+
+
+def _two_keys(call: str, rng: Any) -> tuple[jax.Array, jax.Array]:
+    try:
+        first, second = jax.random.split(rng)
+    except (TypeError, ValueError):
+        got = f"{rng.dtype}{list(rng.shape)}" if hasattr(rng, "dtype") else f"{rng!r:.80}"
+        raise TypeError(
+            f"{call}: rng: expected one key, such as jax.random.key(0), got {got}."
+        ) from None
+    return first, second
+
+
 def _arranged(mesh: Mesh, axis: str, leaf: jax.Array, layers: Layers) -> jax.Array:
     """Returns layers as they are stored.
 
@@ -235,9 +265,7 @@ def _arranged(mesh: Mesh, axis: str, leaf: jax.Array, layers: Layers) -> jax.Arr
     dims = [i for i in range(1, leaf.ndim) if leaf.shape[i] % mesh.shape[axis] == 0]
     if dims and not layers.is_as_stored:
         spec = [axis if i == dims[0] else P.UNCONSTRAINED for i in range(leaf.ndim)]
-        # The compiler splits, also for a mesh whose axes are typed as explicit.
-        sharding = NamedSharding(Mesh(mesh.devices, mesh.axis_names), P(*spec))
-        leaf = jax.lax.with_sharding_constraint(leaf, sharding)
+        leaf = jax.lax.with_sharding_constraint(leaf, NamedSharding(auto(mesh), P(*spec)))
     return layers.arranged(leaf)
 
 
@@ -257,16 +285,15 @@ def _specs(
     layers: Spread = ()
     if pure.pipe is not None:
         check_mesh_axis("pipelined", "axis_name", mesh, pure.pipe.axis_name)
+        # `spread` maps the model by its specs, and sees itself to the dimension that counts layers.
+        _check_specs(call, params, _without_leading(param_specs, pure.pipe.axis_name), mesh)
         layers = pure.pipe.spread("pipelined", pure, variables, param_specs, inputs, mesh)
-        # Not split by themselves: their number may not be divisible.
-        param_specs = each(lambda spec, _: P(None, *spec[1:]), param_specs, layers)
-    _check_specs(call, params, param_specs, mesh)
-    if pure.pipe is not None:
         pipe = pure.pipe
         param_specs = each(lambda spec, _: pipe.spec(spec), param_specs, layers)
         params = jax.eval_shape(
             lambda tree: each(lambda x, how: how.arranged(x), tree, layers), params
         )
+    _check_specs(call, params, param_specs, mesh)
     opt_specs = param_specs
     axes = tuple(sorted({axis for spec in jax.tree.leaves(param_specs) for axis in _axes_of(spec)}))
     split, zero = (), pure.zero
@@ -285,6 +312,7 @@ def _specs(
         params = jax.eval_shape(
             lambda tree: each(lambda x, dim: dim.padded(x), tree, split), params
         )
+    state = jax.eval_shape(lambda: make(split, layers, axes))
     parts = jax.tree.map(
         lambda leaf, spec: jax.ShapeDtypeStruct(
             NamedSharding(mesh, spec).shard_shape(leaf.shape), leaf.dtype
@@ -294,39 +322,25 @@ def _specs(
     )
     if jax.tree.map(jnp.shape, parts) != jax.tree.map(jnp.shape, params):
         check_elementwise(call, optimizer, params, parts, opt_specs)
-    state = jax.eval_shape(lambda: make(split, layers, axes))
-    check_synchronizers(call, state.opt_state, bool(axes))
+    check_synchronizers(call, state.opt_state, mesh, bool(axes))
     if zero is not None and synchronizers(state.opt_state):
         raise ValueError(
             f"{call}: optimizer: jaxcoll.optax.synchronize averages whole gradients, but the model "
             "of fully_shard has them summed in parts: leave one of the two out."
         )
 
-    def spec_like(leaf: Any, spec: P, param: Any) -> Any:
-        if isinstance(leaf, optax.MaskedNode):
-            return leaf
-        return spec if leaf.shape == param.shape else P()
-
-    of_optimizer = optax.tree.map_params(
-        optimizer,
-        spec_like,
-        state.opt_state,
-        opt_specs,
-        params,
-        transform_non_params=lambda _: P(),
-        is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
-    )
-    of_optimizer = jax.tree.map(
-        lambda node: dataclasses.replace(node, error=P(node.axes)) if _is_synced(node) else node,
-        of_optimizer,
-        is_leaf=lambda node: _is_synced(node) or isinstance(node, P),
-    )
+    of_optimizer = specs_of_state(call, optimizer, state.opt_state, params, opt_specs)
     everywhere = jax.tree.map(lambda _: P(), state)
     return dataclasses.replace(everywhere, params=param_specs, opt_state=of_optimizer)
 
 
-def _is_synced(node: Any) -> bool:
-    return isinstance(node, SynchronizeState)
+def _without_leading(specs: Any, axis_name: str) -> Any:
+    """Returns specs that split no first dimension over the axis."""
+
+    def without(spec: P) -> P:
+        return P(None, *spec[1:]) if len(spec) and spec[0] == axis_name else spec
+
+    return jax.tree.map(without, specs)
 
 
 def _axes_of(spec: P) -> list[str]:

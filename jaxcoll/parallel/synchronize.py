@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from jaxcoll import _compat, _engine
 from jaxcoll._config import logger
-from jaxcoll._errors import one_of
+from jaxcoll._errors import checked_count, names_of_axes, one_of
 from jaxcoll.collectives._arguments import check_mapped
 from jaxcoll.collectives.all_reduce import all_reduce
 from jaxcoll.mesh import check_mesh_axis
@@ -75,7 +75,8 @@ def synchronize(
 
     Compression is for what travels between hosts: the ranks of a host add their gradients in full
     precision, and each sends its share of the sum. Where all ranks are on one host it is off, and a
-    line of the log says so. Parameters must not be split over other axes then.
+    line of the log says so. Parameters must not be split over other axes then. No two parameters
+    share a scale of 8 bits, but inside of `optax.flatten`, where all are one array.
 
     Inside of `optax.MultiSteps` a step sums all micro-batches in full precision: what is trained is
     right, but compression is off, and a line of the log says so. Before it, as
@@ -98,7 +99,8 @@ def synchronize(
     Raises:
         ValueError: an unknown compression, an axis that the mesh lacks, ranks that the hosts don't
             divide, or a state of another number of ranks.
-        TypeError: gradients that are not floating-point numbers, where there is compression.
+        TypeError: gradients that are not floating-point numbers, where there is compression; an
+            argument of another type.
 
     Cost: None: an `all_reduce`. Else, of S bytes of float32 on h hosts of r ranks, a
         `reduce_scatter` and an `all_gather` on each host, and between hosts (h - 1) S / 2 r or
@@ -109,12 +111,16 @@ def synchronize(
     Example:
         >>> optimizer = optax.chain(jaxcoll.optax.synchronize("data", "int8"), optax.adamw(1e-3))
     """
-    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    axes = names_of_axes(_CALL, "axis_name", axis_name)
     if compression not in (None, "bf16", "int8"):
         raise ValueError(one_of(_CALL, "compression", compression, ("None", "bf16", "int8")))
+    if not isinstance(mesh, Mesh | None):
+        raise TypeError(f"{_CALL}: mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}.")
     if mesh is not None:
         for axis in axes:
             check_mesh_axis(_CALL, "axis_name", mesh, axis)
+    if hosts is not None:
+        hosts = checked_count(_CALL, "hosts", hosts, 1)
 
     @ft.cache
     def num_hosts() -> int:
@@ -125,7 +131,7 @@ def synchronize(
         if isinstance(found, str):
             logger.warning("jaxcoll: %s: compression=%r is off: %s", _CALL, compression, found)
             return 1
-        if found < 1 or _num_ranks(axes, mesh) % found:
+        if _num_ranks(axes, mesh) % found:
             raise ValueError(
                 f"{_CALL}: hosts: {_num_ranks(axes, mesh)} ranks can't be on {found} hosts alike."
             )
@@ -171,15 +177,18 @@ def synchronizes(opt_state: Any) -> bool:
     return any(_is_state(node) for node in nodes)
 
 
-def check_synchronizers(call: str, opt_state: Any, is_split: bool) -> None:
+def check_synchronizers(call: str, opt_state: Any, mesh: Mesh, is_split: bool) -> None:
     """Raises ValueError where an optimizer could not average the gradients of a model.
 
     Args:
         call: the public function's name, for texts.
         opt_state: of the optimizer.
+        mesh: on which the state is to lie.
         is_split: whether the model's parameters are split over other axes.
     """
     found = synchronizers(opt_state)
+    for axis in (axis for node in found for axis in node.axes):
+        check_mesh_axis(f"{call}: optimizer: {_CALL}", "axis_name", mesh, axis)
     compressed = [node for node in found if node.compression]
     kinds = (optax.ApplyIfFiniteState, optax.ConditionallyTransformState)
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kinds)):
