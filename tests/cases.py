@@ -35,5 +35,16 @@ def each_value(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
     return list(zip(*(rng.sample(column, count) for column in columns), strict=True))
 
 
+def pairwise_but(alone: int, *factors: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Returns tuples that hold every pair of values, but of one factor each value alone."""
+    others = pairwise(*factors[:alone], *factors[alone + 1 :])
+    count = max(len(others), len(factors[alone]))
+    drawn = random.Random(0).sample((list(factors[alone]) * count)[:count], count)
+    return [
+        (*case[:alone], value, *case[alone:])
+        for value, case in zip(drawn, it.cycle(others), strict=False)
+    ]
+
+
 def _gain(case: list[Choice], missing: set[tuple[Choice, ...]], option: Choice) -> int:
     return sum(tuple(sorted((choice, option))) in missing for choice in case)

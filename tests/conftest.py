@@ -3,7 +3,8 @@
 `@pytest.mark.product(op=OPS, size=SIZES)` runs a test on enough cases that every pair of values
 occurs, where the path, native or lax, and the version of JAX are two more factors: natively on one
 JAX all pairs of the others, on lax and with `--each-value` on another JAX each value, as for tests
-that compile long, `@pytest.mark.slow`. With `--full`, all run the whole product.
+that compile long, `@pytest.mark.slow`; of those with `@pytest.mark.slow("size")` all pairs but
+those of the size. With `--full`, all run the whole product.
 
 Of cases in a plain list, `--each-value` runs every third.
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 import quick
-from cases import each_value, pairwise
+from cases import each_value, pairwise, pairwise_but
 from checks import auto_is_native, native_missing
 
 import jaxcoll
@@ -44,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick.XLA_FLAGS}".strip()
     jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
-    config.addinivalue_line("markers", "slow: of a product each value, not each pair")
+    config.addinivalue_line("markers", "slow(factor): of a product, or that factor, each value")
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line("markers", "long: the same, and CI leaves it to `make test-all`")
 
@@ -59,18 +60,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None:
         return
     names, factors = list(marker.kwargs), [list(values) for values in marker.kwargs.values()]
+    slow = _slow(metafunc)
     if metafunc.config.option.full:
         cases = list(it.product(*factors))
-    elif metafunc.config.option.each_value or not auto_is_native() or _is_slow(metafunc):
+    elif metafunc.config.option.each_value or not auto_is_native() or slow == ():
         cases = each_value(*factors)
+    elif slow:
+        cases = pairwise_but(names.index(*slow), *factors)
     else:
         cases = pairwise(*factors)
     ids = ["-".join(map(_id, names, case)) for case in cases]
     metafunc.parametrize(names, cases, ids=ids)
 
 
-def _is_slow(metafunc: pytest.Metafunc) -> bool:
-    return metafunc.definition.get_closest_marker("slow") is not None
+def _slow(metafunc: pytest.Metafunc) -> tuple[str, ...] | None:
+    """Returns what the mark `slow` names, or None without it."""
+    marker = metafunc.definition.get_closest_marker("slow")
+    return None if marker is None else marker.args
 
 
 def _id(name: str, value: Any) -> str:

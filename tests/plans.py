@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -24,28 +23,40 @@ def loss_fn(axis: str | None, logits: Any, batch: Any) -> Any:
     return losses.sum(), losses.size
 
 
-def of_linen(axis: str | None, mesh: Any) -> Any:
+def of_linen(axis: str | None, mesh: Any, layers: int = LAYERS) -> Any:
     return TransformerLM(
-        12, LAYERS, 24, 6, mlp_ratio=1, axis_name=axis, mesh=mesh, param_dtype=jnp.float64
+        12, layers, 24, 6, mlp_ratio=1, axis_name=axis, mesh=mesh, param_dtype=jnp.float64
     )
 
 
-class OfNnx(nnx.Module):
-    """Its layers are stacked by hand; its embedding alone is split over tensor ranks."""
+class BlockOfNnx(nnx.Module):
+    def __init__(self, rngs: Any, **split: Any) -> None:
+        self.norm = nnx.LayerNorm(24, rngs=rngs, param_dtype=jnp.float64)
+        self.mlp = jaxcoll.nnx.TPMLP(24, 12, rngs=rngs, activation=jnp.tanh, **split)
 
-    def __init__(self, axis: str | None, mesh: Any) -> None:
-        rngs, options = nnx.Rngs(0), {"param_dtype": jnp.float64}
-        split: dict[str, Any] = {"axis_name": axis, "mesh": mesh, **options}
+    def __call__(self, x: Any) -> Any:
+        return x + self.mlp(self.norm(x))
+
+
+class OfNnx(nnx.Module):
+    """Its layers, and its embedding, are split over tensor ranks."""
+
+    def __init__(self, axis: str | None, mesh: Any, layers: int = LAYERS) -> None:
+        rngs = nnx.Rngs(0)
+        split: dict[str, Any] = {"axis_name": axis, "mesh": mesh, "param_dtype": jnp.float64}
         self.embed = jaxcoll.nnx.VocabParallelEmbed(12, 24, rngs=rngs, **split)
-        self.layer = nnx.LayerNorm(24, rngs=rngs, **options)
-        up, down = (jax.random.normal(rngs(), (LAYERS, *shape)) for shape in ((24, 12), (12, 24)))
-        self.up, self.down = nnx.Param(0.2 * up), nnx.Param(0.2 * down)
+
+        @nnx.split_rngs(splits=layers)
+        @nnx.vmap(transform_metadata={nnx.PARTITION_NAME: None})
+        def make(rngs: Any) -> BlockOfNnx:
+            return BlockOfNnx(rngs, **split)
+
+        self.blocks = make(rngs)
 
     def __call__(self, tokens: Any, pipeline: Any = sequential) -> Any:
-        def layer(params: Any, x: Any) -> Any:
-            return x + jnp.tanh(self.layer(x) @ params["up"]) @ params["down"]
-
-        x = pipeline(layer, {"up": self.up, "down": self.down}, self.embed(tokens))
+        graph, stacked = nnx.split(self.blocks, nnx.Param)
+        x = self.embed(tokens)
+        x = pipeline(lambda params, x: nnx.merge(graph, params)(x), stacked, x)
         return self.embed.attend(x)
 
 

@@ -5,7 +5,7 @@ parallel training, brought about; the whole Python suite, slow tests and whole p
 the oldest and the newest JAX, on the native path and on jax.lax, and on a wheel without the
 extension; the release path. Ends with 1 if anything failed.
 
-    python tools/test_all.py                           # all, an hour on two cores
+    python tools/test_all.py                           # all, many hours on two cores
     python tools/test_all.py "release path" "without"  # those named so; other rows stay
 """
 
@@ -37,6 +37,14 @@ SUITE = [
     "-m",
     "not release",
 ]
+# Of the suite, so that each can be run by itself.
+PARALLEL = ["tests/parallel"]
+PROCESSES = ["tests/processes", "tests/stress", "tests/model"]
+PARTS = {
+    "parallel training": PARALLEL,
+    "several processes": PROCESSES,
+    "the rest": [f"--ignore={folder}" for folder in (*PARALLEL, *PROCESSES)],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +91,14 @@ def steps(environments: list[tuple[str, pathlib.Path]]) -> list[Step]:
     all_steps.append(Step("Python, pitfalls brought about", [python, "tests/repo/pitfalls.py"]))
     for jax, venv in environments:
         pytest = [str(venv / "bin" / "pytest"), *SUITE]
-        all_steps += [
-            Step(f"{jax}, native path", pytest),
-            Step(
-                f"{jax}, on jax.lax", [*pytest, "--ignore=tests/repo"], {"JAXCOLL_BACKEND": "lax"}
-            ),
-        ]
+        for path, more, environment in (
+            ("native path", [], {}),
+            ("on jax.lax", ["--ignore=tests/repo"], {"JAXCOLL_BACKEND": "lax"}),
+        ):
+            all_steps += [
+                Step(f"{jax}, {path}, {part}", [*pytest, *more, *which], environment)
+                for part, which in PARTS.items()
+            ]
     fallback = ["make", "test-fallback", f"JAX={oldest_jax()}", f"ARGS=--full --junitxml={JUNIT}"]
     all_steps.append(Step(f"{environments[0][0]}, without the extension", fallback))
     pytest = str(environments[0][1] / "bin" / "pytest")
@@ -148,8 +158,9 @@ def _total(rows: Iterable[str]) -> datetime.timedelta:
 def main() -> int:
     wanted = [word.lower() for word in sys.argv[1:]]
     environments = make_environments()
-    rows, failed = earlier_rows() if wanted else {}, 0
+    earlier, rows, failed = earlier_rows() if wanted else {}, {}, 0
     for step in steps(environments):
+        rows[step.name] = earlier.get(step.name, f"| {step.name} | not run | - | - | - |")
         if not wanted or any(word in step.name.lower() for word in wanted):
             rows[step.name], passed = run(step)
             failed += not passed

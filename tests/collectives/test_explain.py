@@ -1,6 +1,7 @@
 """`explain`: its rows are the collectives of the compiled program, and the calls that run."""
 
 import collections
+import functools as ft
 import re
 from typing import Any
 
@@ -15,6 +16,7 @@ from programs import DERIVATIVES, TRANSFORMATIONS
 
 import jaxcoll
 from jaxcoll import _decisions
+from jaxcoll.diagnosis import black_box
 
 needs_native = pytest.mark.skipif(native_missing() is not None, reason="needs the native extension")
 
@@ -184,6 +186,31 @@ def test_other_platforms(op: Op, platform: str):
         g.trace(shape).lower(lowering_platforms=(platform,))
     assert {row.path for row in recording.decisions} == {"lax"}
     assert f"the program is for {platform}" in recording.decisions[0].reason
+
+
+@needs_native
+def test_errors_name_the_line_of_the_run_alone():
+    """Where no line of the user is inside the program: not that which explained it."""
+    ours = ft.partial(jaxcoll.all_reduce, axis_name="x", backend="native")
+    f = jax.jit(jax.shard_map(ours, mesh=mesh(2), in_specs=jax.P("x"), out_specs=jax.P()))
+    x = np.ones((2, 53), np.float32)
+    box = black_box.own()
+    assert box is not None
+
+    def explains() -> Any:
+        return jaxcoll.explain(f, x).rows[0]
+
+    def runs() -> None:
+        jax.block_until_ready(f(x))
+
+    row = explains()
+    assert row.source.endswith("explains)")
+    assert row.site not in box.sites()
+    runs()
+    (said,) = box.sites()[row.site]
+    assert said["source"].endswith("runs)")
+    explains()
+    assert box.sites()[row.site] == [said]
 
 
 @needs_native

@@ -22,6 +22,7 @@ class Job:
 
     def __init__(self) -> None:
         self.now = [100 * MS] * RANKS
+        self.unseen_s = 0.0  # since the stacks were taken
         self.rows: list[list[tuple]] = [[] for _ in range(RANKS)]
         self.counts: dict[tuple[int, int], int] = {}
         self.dumps: list[Any] = [
@@ -73,8 +74,8 @@ class Job:
             if dump:
                 dump["clock"]["now_ns"] = 10**9 - 5 * rank * 10**9
                 dump["clock"]["wall_ns"] = 10**18
-                dump["stack_at_ns"] = dump["clock"]["now_ns"]
-                dump["phase_since_ns"] = dump["clock"]["now_ns"] - 10**9
+                dump["stack_at_ns"] = dump["clock"]["now_ns"] - int(self.unseen_s * 10**9)
+                dump["phase_since_ns"] = dump["stack_at_ns"] - 10**9
                 dump["calls"] = {"columns": list(CALL.names), "rows": self.rows[rank]}
                 (folder / f"process_{rank}.json").write_text(json.dumps(dump))
         return [str(folder)]
@@ -105,6 +106,26 @@ def test_a_rank_is_behind(job, tmp_path):
     assert 'File "a.py", line 2, in f' in text
 
 
+def test_a_process_that_runs_no_code_of_the_users(job, tmp_path):
+    job.call(1, (0, 1, 3))
+    job.dumps[2]["stack"] = ""
+    text, _ = doctor.report(job.write(tmp_path))
+    assert text.endswith("\nIt was in Python for 1.0 s; no Python code of the user's ran.")
+
+
+def test_alike_calls_are_all_named(job, tmp_path):
+    """Of one id, which does not tell them apart; each as its own process knows them."""
+    job.call(1, (0, 1, 3))
+    texts = [f"all_reduce of f32[8] at a.py:{line}" for line in (1, 7, 9)]
+    job.dumps[0]["sites"]["1"] = [{"text": text, "ranks": RANKS} for text in texts]
+    text, _ = doctor.report(job.write(tmp_path))
+    assert f"{', or '.join(texts)}, execution 21,\nin which rank 0, 1, 3 waited" in text
+    job.dumps[1]["sites"]["1"] = job.dumps[0]["sites"]["1"]
+    job.dumps[0]["sites"]["1"] = [{"text": texts[0], "ranks": RANKS}]
+    text, _ = doctor.report(job.write(tmp_path))
+    assert f"\n  {texts[0]}, execution 21,\n" in text
+
+
 def test_a_stopped_one_too(job, tmp_path):
     job.call(1, (0, 1, 2))
     job.dumps[3]["state"] = "stopped"
@@ -133,6 +154,75 @@ def test_a_process_is_gone(job, tmp_path):
     assert "is behind" not in text
 
 
+@pytest.mark.parametrize(
+    ("stack", "said"),
+    [
+        ("", "has come to the end of its program: did it make fewer steps than the others?"),
+        ("KeyError: 'x', at a.py:7 (load)", "has ended with KeyError: 'x', at a.py:7 (load)."),
+    ],
+)
+def test_a_process_has_ended(stack, said, job, tmp_path):
+    job.call(1, (0, 2, 3))
+    job.dumps[1] |= {"state": "gone", "phase": "ended", "stack": stack}
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.GONE
+    assert f"process 1 {said}\nIts last call ended " in text
+    assert "is gone" not in text
+    assert "It was" not in text
+
+
+def test_what_a_process_did_that_is_gone(job, tmp_path):
+    job.call(1, (0, 2, 3))
+    job.dumps[1]["state"] = "gone"
+    job.unseen_s = 0.4
+    text, _ = doctor.report(job.write(tmp_path))
+    assert "\nIt was in Python for 1.0 s when it was seen last, 0.4 s before, at\n  File" in text
+    job.dumps[1]["stack"] = ""
+    text, _ = doctor.report(job.write(tmp_path))
+    assert "seen last, 0.4 s before; no Python code of the user's ran." in text
+
+
+def test_what_a_process_did_before_its_last_call_ended(job, tmp_path):
+    """It has gone on since: it did not die of that."""
+    job.call(1, (0, 2, 3))
+    job.dumps[1] |= {"state": "gone", "phase": "compiling"}
+    job.unseen_s = 0.8  # its last call ended 0.46 s before
+    text, _ = doctor.report(job.write(tmp_path))
+    assert "\nIts Python stack, 0.8 s before, when that call had not ended:\n  File" in text
+    assert "compiling" not in text
+    job.dumps[1]["stack"] = ""
+    text, _ = doctor.report(job.write(tmp_path))
+    assert "Python stack" not in text
+
+
+def test_different_calls_that_only_the_error_tells_of(job, tmp_path):
+    """Who makes a broadcast's first call does not wait for the others."""
+    doings = [
+        f'process {rank} has ended, before others came to it, broadcast over "x" of f32[4] '
+        f"(16 bytes, root={rank}), called at a.py:3 (f), execution 1 of this call"
+        for rank in (0, 1)
+    ]
+    head = "the processes called different collectives, or the same in another order"
+    job.dumps[2]["reason"] = f"{head}: {'; '.join(doings)}\n  more: jaxcoll doctor ..."
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.MISMATCH
+    assert text.endswith(f"\n\n{head}:\n  {doings[0]}\n  {doings[1]}")
+    doings = [f"device {each} waits in call {each}" for each in (0, 1)]
+    head = "the devices of process 1 called different collectives, or the same in another order"
+    job.dumps[2]["reason"] = f"{head}: {'; '.join(doings)}; run -17"
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.MISMATCH
+    assert text.endswith(f"\n\n{head}:\n  {doings[0]}\n  {doings[1]}")
+
+
+def test_an_error_is_not_nothing(job, tmp_path):
+    job.dumps[1]["reason"] = "no memory"
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.FAILED
+    assert "error: no memory\n\ncalls have failed, and the dumps show no more" in text
+    assert "nothing is wrong" not in text
+
+
 def test_a_process_left_no_dump(job, tmp_path):
     job.call(1, (0, 2, 3))
     job.dumps[1] = None
@@ -148,6 +238,24 @@ def test_a_straggler(tmp_path):
     text, status = doctor.report(job.write(tmp_path))
     assert status == doctor.SLOW
     assert "process 2, device 0 is a straggler: to 20 of 40 calls it came last, 30.0 ms" in text
+    assert text.endswith(
+        "They waited longest, in all, in\n"
+        "  all_reduce of f32[8] at a.py:1 (20 times, 600.0 ms in all)"
+    )
+
+
+def test_a_straggler_in_several_calls(tmp_path):
+    """Those that the others waited in for longest, not most often."""
+    job = Job()
+    job.steps(15, late=2, by_ms=2)
+    for _ in range(2):
+        job.call(2, late=2, by_ms=200)
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.SLOW
+    assert text.splitlines()[-2:] == [
+        "  all_gather of f32[8] at a.py:2 (2 times, 400.0 ms in all)",
+        "  all_reduce of f32[8] at a.py:1 (15 times, 30.0 ms in all)",
+    ]
 
 
 def test_now_and_then_late_is_no_straggler(tmp_path):

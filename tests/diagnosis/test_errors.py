@@ -3,21 +3,23 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import mapped, mesh, native_missing, zero_late
 
 import jaxcoll
+from jaxcoll import _lax_rules
 
 needs_engine = pytest.mark.skipif(native_missing() is not None, reason="errors of the engine")
 
 OF_PROCESSES = (
     'INTERNAL: jaxcoll.CollectiveError: all_reduce over "data", "model" of f32[8,2], i32[] and 3 '
-    "more (1,084 bytes), called at /a/train.py:31 (step): waited 5.0 s for rank 2, 3 (process 1, "
-    "pid 42, running), rank 6 (process 3, pid 44, stopped); arrived: rank 0, 1 (process 0), rank 4 "
-    "(process 2); execution 17 of this call (the limit is 5.0 s)\n"
-    '  rank 2, 3: last call, ended 1.0 s ago: all_gather over "data" of f32[4] (16 bytes), called '
-    "at /a/train.py:30 (step) (call 7 of device 0)\n"
+    "more (1,084 bytes, op=mean), called at /a/train.py:31 (step): waited 5.0 s for rank 2, 3 "
+    "(process 1, pid 42, running), rank 6 (process 3, pid 44, stopped); arrived: rank 0, 1 "
+    "(process 0), rank 4 (process 2); execution 17 of this call (the limit is 5.0 s)\n"
+    '  rank 2, 3: last call, ended 1.0 s ago: all_gather over "data" of f32[4] (16 bytes, axis=0), '
+    "called at /a/train.py:30 (step) (call 7 of device 0)\n"
     "  in Python for 5.1 s; Python stack, 0.0 s ago:\n"
     '    File "/a/train.py", line 12, in load\n'
     "  rank 6: no call yet\n"
@@ -25,9 +27,10 @@ OF_PROCESSES = (
 )
 MISMATCH = (
     "jaxcoll.CollectiveError: the processes called different collectives, or the same in another "
-    'order: process 1 waits in ppermute over "x", "y" of f32[8], i32[] (1,036 bytes), called at '
-    'a.py:2 (f), execution 3 of this call; process 0 (and 2, 3) waits in all_reduce over "x" of '
-    "f32[8] (32 bytes), called at a.py:1 (f), execution 17 of this call\n"
+    'order: process 1 waits in ppermute over "x", "y" of f32[8], i32[] (1,036 bytes, perm=0>1 '
+    "1>0), called at a.py:2 (f), execution 3 of this call; process 0 (and 2, 3) waits in "
+    'all_reduce over "x" of f32[8] (32 bytes, op=sum), called at a.py:1 (f), execution 17 of '
+    "this call\n"
     '  more: jaxcoll doctor "/tmp/dumps"'
 )
 
@@ -52,6 +55,28 @@ def test_the_fields_of_a_job_of_several_processes():
     assert "in load" in info.text
 
 
+@pytest.mark.parametrize(
+    ("said", "group"),
+    [
+        ("rank 1 (process 4, pid 9, running); arrived: rank 0 (process 2); execution 3", (2, 4)),
+        ("rank 1 (process 4, pid 9, running); arrived: rank 0 (process 2) of 3; execution 3", ()),
+        ("rank 1 (device 4) of 2; arrived: rank 0 (device 2); run 7", (2, 4)),
+        ("rank 1 (device 4) of 4; arrived: rank 0 (device 2); run 7", ()),
+        (
+            "rank 1 (process 4, pid 9, running, device 8193) of 2; arrived: rank 0 (process 4, "
+            "device 8192); execution 1",
+            (4, 4),
+        ),
+    ],
+)
+def test_the_group_is_told_where_all_its_ranks_are_named(said, group):
+    call = 'all_reduce over "x" of f32[8] (32 bytes), called at a.py:2 (f)'
+    info = jaxcoll.error_info(f"INTERNAL: jaxcoll.CollectiveError: {call}: waited 1.0 s for {said}")
+    assert info is not None
+    assert info.group == group
+    assert (info.arrived, [late.rank for late in info.missing]) == ((0,), [1])
+
+
 def test_the_fields_of_a_mismatch():
     info = jaxcoll.error_info(RuntimeError(MISMATCH))
     assert info is not None
@@ -68,7 +93,7 @@ def test_the_fields_of_a_mismatch():
 
 def test_the_fields_of_a_mismatch_of_several_calls_each():
     """Also of alike ones, of one that is over, of XLA's, and of what is cut short."""
-    call = 'all_gather over "x" of f32[8] (32 bytes), called at go and in it/a.py:%d (f)'
+    call = 'all_gather over "x" of f32[8] (32 bytes, axis=0), called at go and in it/a.py:%d (f)'
     xla = (
         "all_reduce of XLA (sum): float32[256] (1024 bytes), devices 0-1, for jit(f)/dot at b.py:7"
     )
@@ -204,6 +229,105 @@ def test_an_error_of_one_process_says_what_the_missing_rank_does(half_a_second):
     assert info.limit_s == 0.5
     assert "in a callback" in info.text
     assert re.search(r'File ".*checks\.py", line \d+, in sleep', info.text)
+
+
+RING = [(i, (i + 1) % 8) for i in reversed(range(8))]
+NAMED = {  # what texts say of calls on f32[4,4]
+    "op=mean": lambda x: jaxcoll.all_reduce(x, "x", op="mean"),
+    "op=max": lambda x: jax.lax.pmax(x, "x"),
+    "axis=1": lambda x: jaxcoll.all_gather(x, "x", axis=-1, tiled=True),
+    "axis=0": lambda x: jax.lax.all_gather(x, "x"),
+    "scatter_dimension=1, op=sum": lambda x: jaxcoll.reduce_scatter(
+        x, "x", scatter_dimension=1, tiled=True
+    ),
+    "split_axis=0, concat_axis=1": lambda x: jaxcoll.all_to_all(x, "x", 0, 1, tiled=True),
+    "perm=0>1 1>0": lambda x: jaxcoll.ppermute(x, "x", [(1, 0), (0, 1)]),
+    "perm=none": lambda x: jaxcoll.ppermute(x, "x", []),
+    "root=1": lambda x: jaxcoll.broadcast(x, "x", root=1),
+    "gather_axis=-1": lambda x: jaxcoll.all_gather_matmul(x, jnp.ones((8, 4)), "x", gather_axis=-1),
+    "scatter_axis=-2": lambda x: jaxcoll.matmul_reduce_scatter(x, jnp.ones((4, 4)), "x"),
+}
+
+
+def error_of_a_missing_rank(f, ranks):
+    """Returns that of a call in a branch that the last rank does not take."""
+    step = jax.jit(
+        jax.shard_map(
+            lambda x: jax.lax.cond(x.sum() > 0, lambda x: f(x).sum(), jnp.sum, x)[None],
+            mesh=mesh(ranks),
+            in_specs=jax.P("x"),
+            out_specs=jax.P("x"),
+            check_vma=False,
+        )
+    )
+    x = np.ones((ranks, 4, 4), np.float32)
+    x[-1] = 0
+    with (
+        jaxcoll.using(backend="native"),
+        jaxcoll.accelerate_lax(),
+        pytest.raises(RuntimeError) as raised,
+    ):
+        jax.block_until_ready(step(x.reshape(-1, 4)))
+    info = jaxcoll.error_info(raised.value)
+    assert info is not None
+    return info
+
+
+@needs_engine
+@pytest.mark.parametrize("parameters", NAMED)
+def test_errors_name_the_parameters_of_the_call(parameters, monkeypatch):
+    monkeypatch.setattr(jaxcoll.config, "timeout_s", 0.2)
+    info = error_of_a_missing_rank(NAMED[parameters], 2)
+    operands = ", ".join(info.operands)
+    assert f"of {operands} ({info.bytes} bytes, {parameters}), called at " in info.text
+    assert (info.axes, info.arrived) == (("x",), (0,))
+    assert info.source is not None
+    assert "test_errors.py" in info.source
+
+
+@needs_engine
+def test_errors_name_the_first_pairs_of_a_permutation(monkeypatch):
+    monkeypatch.setattr(jaxcoll.config, "timeout_s", 0.2)
+    info = error_of_a_missing_rank(lambda x: jaxcoll.ppermute(x, "x", RING), 8)
+    assert "(64 bytes, perm=0>1 1>2 2>3 3>4 4>5 5>6 6>7 7>0), called" in info.text
+    monkeypatch.setattr(_lax_rules, "_MOST_PAIRS", 2)
+    info = error_of_a_missing_rank(lambda x: jaxcoll.ppermute(x, "x", RING), 8)
+    assert "(64 bytes, perm=0>1 1>2 ...), called" in info.text
+
+
+def load(rank, x):
+    if x < 0:
+        raise ValueError("no such file")
+    return x
+
+
+def after_loading(x):
+    here = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jaxcoll.all_reduce(jax.pure_callback(load, here, jax.lax.axis_index("x"), x), "x")
+
+
+@needs_engine
+def test_who_waits_for_a_callback_that_has_raised_is_told(caplog):
+    """Not when the limit is over, and also who reads no result of that device."""
+    line = load.__code__.co_firstlineno + 2
+    step = jax.jit(
+        jax.shard_map(
+            after_loading, mesh=mesh(4), in_specs=jax.P("x"), out_specs=jax.P(), check_vma=False
+        )
+    )
+    with jaxcoll.using(backend="native"):
+        with pytest.raises(RuntimeError, match="waited") as raised:
+            float(step(np.float32([1, 2, 3, -4]))[0])
+        assert float(step(np.float32([1, 2, 3, 4]))[0]) == 10
+    info = jaxcoll.error_info(raised.value)
+    assert info is not None
+    assert (info.kind, info.limit_s, [late.rank for late in info.missing]) == ("missing", None, [3])
+    assert info.waited_s is not None
+    assert info.waited_s < 30
+    assert (
+        f"; a callback of this process has raised ValueError: no such file, at {__file__}:{line} "
+        "(load)"
+    ) in info.text
 
 
 @needs_engine

@@ -48,6 +48,7 @@ def test_a_block_of_this_process(tmp_path, capsys):
     reduces = [call for call in calls if call["name"] == "all_reduce sum"]
     assert {call["args"]["last to come"] for call in reduces} == {"rank 2"}
     assert {call["args"]["operands"] for call in reduces} == {"f32[3]"}
+    assert {call["args"]["parameters"] for call in calls} == {"op=sum", "axis=0"}
     assert all("test_trace.py" in call["args"]["source"] for call in calls)
     assert min(call["ts"] for call in calls) == 0
     assert max(call["ts"] + call["dur"] for call in calls) <= took_us
@@ -67,6 +68,13 @@ def test_a_block_of_this_process(tmp_path, capsys):
     device, number = said.splitlines()[3].split()[1:3]
     assert (device, number) == ("2", str(STEPS))
     assert (tmp_path / "t.png").stat().st_size > 1000
+
+
+@needs_engine
+def test_a_folder_is_refused_before_the_block_runs(tmp_path):
+    refused = pytest.raises(IsADirectoryError, match=r"^trace\(path\): .* Name a file in it")
+    with refused, jaxcoll.trace(tmp_path):
+        pytest.fail("the block runs")
 
 
 @needs_engine

@@ -79,6 +79,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run_example, tiny, tmp_path, 
 
 
 @pytest.mark.full
+def test_a_product_of_strategies(run_example, tiny):
+    done = run_example(
+        "train_lm.py",
+        *tiny,
+        *("--mesh=pipe=2,data=2,tensor=2", "--num-layers=2", "--steps=2", NO_TIMING),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "100%  step 2  loss" in done.stdout
+
+
+@pytest.mark.full
 def test_resume_without_a_checkpoint_says_what_to_do(run_example, tiny):
     done = run_example("train_lm.py", *tiny, "--resume", "--out=nothing")
     assert done.returncode != 0

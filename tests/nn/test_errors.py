@@ -76,6 +76,24 @@ def test_what_can_not_be_shared(
         make(library, name, *features, mesh=mesh_of(tensor=4), **options)
 
 
+def test_layers_are_named_by_where_they_are_in_the_model():
+    """Which of many: those of linen know their path."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            mlp = jaxcoll.TPMLP(hidden=10, mesh=mesh_of(tensor=4), name="mlp")
+            return mlp(jaxcoll.TPRMSNorm(name="norm")(x))
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return Block(name="second")(x)
+
+    with pytest.raises(ValueError, match='TPMLP "second/mlp": hidden: 10 can\'t be split'):
+        Model().init(jax.random.key(0), X)
+
+
 @pytest.mark.parametrize("name", ["ColumnParallelDense", "RowParallelDense", "TPMLP"])
 def test_a_layer_that_is_nowhere(name: str):
     with pytest.raises(ValueError, match=f'{name}: mesh: axis "tensor" is not mapped here'):

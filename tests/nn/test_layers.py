@@ -72,6 +72,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow("size")
 @pytest.mark.product(
     library=("linen", "nnx"),
     place=("typed", "untyped", "global"),
@@ -123,8 +124,8 @@ def test_values_and_gradients(library: str, place: str, options: str, size: int)
     assert_close(jax.jit(all_of)(operands), {row.name: expected(row) for row in LAYERS})
 
 
-@pytest.mark.parametrize("place", ["map", "global"])
-@pytest.mark.parametrize("options", list(OPTIONS))
+@pytest.mark.slow
+@pytest.mark.product(place=("map", "global"), options=list(OPTIONS))
 def test_every_collective_is_ours(place: str, options: str):
     """None is left to the sums that JAX would insert in the backward pass."""
     mesh = mesh_of(data=2, tensor=2)

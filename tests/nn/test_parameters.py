@@ -29,6 +29,7 @@ def assert_equal(actual: Any, expected: Any, *, rtol: float = 0.0) -> None:
         np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.slow("size")
 @pytest.mark.product(init=list(INITS), kind=("column", "row"), size=(1, 2, 3, 4, 8))
 def test_first_values_are_those_of_one_device(init: str, kind: str, size: int):
     """Eagerly, born in parts under `jit`, and made inside a map; with a fan-in of the whole."""

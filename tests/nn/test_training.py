@@ -111,6 +111,7 @@ def optimizer(library: Any, clips: bool) -> Any:
 SGD = optax.sgd(0.5)
 
 
+@pytest.mark.slow("size")
 @pytest.mark.product(
     library=("linen", "nnx"), options=list(OPTIONS), size=SIZES, clips=(False, True)
 )

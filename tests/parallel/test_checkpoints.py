@@ -5,6 +5,7 @@ import functools as ft
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from processes.run_job import job_environment
+from synchronizers import OPTIMIZERS
 from training import assert_same, assert_trained_as, batch, mesh_of, start, train
 
 from jaxcoll import (
@@ -23,7 +26,9 @@ from jaxcoll import (
     clip_by_global_norm,
     data_parallel_train_step,
     fully_shard,
+    make_mesh,
     pipelined,
+    reshard,
 )
 from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
 from jaxcoll.optax import synchronize
@@ -45,6 +50,10 @@ def synchronized(mesh: Any, compression: Any) -> tuple[Any, Any]:
     return PLAIN, optax.chain(synchronize("data", compression, mesh=mesh, hosts=2), ADAM)
 
 
+def synchronized_under(mesh: Any, name: Any) -> tuple[Any, Any]:
+    return PLAIN, OPTIMIZERS[name](compression="int8", mesh=mesh, hosts=2)
+
+
 def split_twice(mesh: Any, stage: Any) -> tuple[Any, Any]:
     model = TPClassifier(num_classes=4, hidden=24, mesh=mesh)
     return fully_shard(model, stage=stage, min_weight_size=16), ADAM
@@ -63,6 +72,11 @@ def in_stages(mesh: Any, schedule: Any) -> tuple[Any, Any]:
         (sharded, 3, {"data": 8}),
         (synchronized, "int8", {"data": 4}),
         (synchronized, None, {"data": 4}),
+        (synchronized_under, "before MultiSteps", {"data": 4}),
+        *(
+            pytest.param(synchronized_under, name, {"data": 4}, marks=pytest.mark.full)
+            for name in ("masked", "inject_hyperparams")
+        ),
         (split_twice, 3, {"data": 2, "tensor": 2}),
         (in_stages, "1f1b", {"data": 2, "pipe": 2}),
         (in_stages, "interleaved", {"data": 2, "pipe": 2}),
@@ -84,6 +98,28 @@ def test_resumed_to_the_last_bit(make: Any, how: Any, axes: dict[str, int], tmp_
     expected, wanted = train(step, state, data, mesh, state.specs)
     assert seen == wanted
     assert_same(after, expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "how", "axes"),
+    [(sharded, 3, {"data": 8}), (in_stages, "interleaved", {"data": 2, "pipe": 2})],
+)
+def test_on_a_mesh_with_explicit_axes(
+    make: Any, how: Any, axes: dict[str, int], tmp_path: pathlib.Path
+):
+    """As JAX's own `make_mesh` makes them: types forbid to slice a dimension that is split."""
+    data, plain = batch(), mesh_of(**axes)
+    mesh = make_mesh(axes, allow_unused=True, axis_types=jax.sharding.AxisType.Explicit)
+    model, optimizer = make(mesh, how)
+    state, usual = (start(model, data, of, optimizer) for of in (mesh, plain))
+    assert_same(state.unpadded(), usual.unpadded())
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state)
+        for like in (state, usual):
+            again = checkpoints.restore(like)
+            assert_same(again, like)
+            assert jax.tree.map(placed, again) == jax.tree.map(placed, like)
+    assert_same(reshard(usual, state.specs, mesh=mesh), state)
 
 
 # Model of a mesh, and the mesh; without one, everything is on one device.
@@ -241,6 +277,25 @@ def test_a_checkpoint_that_does_not_fit(tmp_path: pathlib.Path):
             text = f"restore: like: {name}: expected {saved} as saved, got {got}. Make it with"
             with pytest.raises(ValueError, match=re.escape(text)):
                 checkpoints.restore(like)
+
+
+def test_no_checkpoint_of_ours(tmp_path: pathlib.Path):
+    file, of_others, halved = tmp_path / "file", tmp_path / "others", tmp_path / "halved"
+    file.write_text("")
+    with pytest.raises(ValueError, match=f"directory, or none yet, got the file {file}"):
+        Checkpoints(file)
+    with ocp.CheckpointManager(of_others) as manager:
+        manager.save(4, args=ocp.args.StandardSave({"w": np.ones(3)}))
+    with Checkpoints(halved) as checkpoints:
+        checkpoints.save(at(4))
+    shutil.rmtree(halved / "4" / "record")
+    for folder, lacking in ((of_others, '"state", "record"'), (halved, '"record"')):
+        with Checkpoints(folder) as checkpoints:
+            text = f"step: 4: expected .* in {folder}/4, but it has no {lacking}: another program"
+            with pytest.raises(ValueError, match="restore: " + text):
+                checkpoints.restore(small())
+            with pytest.raises(ValueError, match="extras: " + text):
+                checkpoints.extras()
 
 
 SAVE_FOR_EVER = """

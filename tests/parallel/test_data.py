@@ -66,6 +66,8 @@ def test_bad_batches(where: str):
         shard_batch({"a": [np.ones(3), np.ones(4)]}, sharding)
     with pytest.raises(ValueError, match=r"Make it a multiple of 3: drop 1 or pad 2\.$"):
         shard_batch({"a": np.ones(4)}, sharding)
+    with pytest.raises(ValueError, match=r"Make it a multiple of 3: pad 1\.$"):
+        shard_batch({"a": np.ones(2)}, sharding)
     with pytest.raises(ValueError, match=r"\['a'\]: .*shape \(\). Shorten it, or replicate"):
         shard_batch({"a": 1.0}, sharding)
     with pytest.raises(

@@ -2,7 +2,7 @@
 
 import functools as ft
 import logging
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -69,6 +69,10 @@ def test_small_parameters_stay_whole():
         assert isinstance(parts["as many"], nn.Partitioned)
         assert not isinstance(parts["fewer"], nn.Partitioned)
         assert not isinstance(parts["scalar"], nn.Partitioned)
+        with pytest.raises(TypeError, match="min_weight_size: expected a number of values, got"):
+            shard_params(params, "x", min_weight_size=cast("int", "a"))
+        with pytest.raises(TypeError, match="sync_gradients: axis_names: expected the name of a"):
+            sync_gradients(params, cast("str", None))
         return rank
 
     on_ranks(f, 2, np.zeros(2))

@@ -1,6 +1,6 @@
 """`fully_shard`: parts of the state on each rank, and the parameters of training on one device."""
 
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -13,6 +13,7 @@ from flax import nnx
 from jax import lax
 from training import (
     assert_copies_are_equal,
+    assert_same,
     assert_trained_as,
     batch,
     mesh_of,
@@ -336,23 +337,48 @@ def test_each_stage_needs_less_memory():
     assert in_all[3] < in_all[0] / 1.9
 
 
-def test_initialized_in_parts():
+class Scanned(nn.Module):
+    """Three layers, from as many features to as many."""
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        def layer(dense: Any, x: Any) -> Any:
+            return dense(x), None
+
+        over = nn.scan(layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        return over(nn.Dense(x.shape[1], use_bias=False), x)[0]
+
+
+def normal(rng: Any, x: Any) -> Any:
+    return {"w": jax.random.normal(rng, (x.shape[1], 24), jnp.float32)}
+
+
+# A model, its features, and what a rank has of its one parameter.
+BORN: dict[str, tuple[Any, int, tuple[int, ...]]] = {
+    "pair": ((normal, lambda params, x: x @ params["w"]), 1024, (128, 24)),
+    "linen": (nn.Dense(24, use_bias=False), 1024, (128, 24)),
+    "linen scan": (Scanned(), 256, (3, 256, 32)),
+    "uneven": (nn.Dense(23, use_bias=False), 1021, (128, 23)),
+}
+
+
+@pytest.mark.parametrize("name", BORN)
+def test_initialized_in_parts(name: str):
     """No device makes a whole parameter: the program that makes the state has none."""
-    mesh = mesh_of(data=8)
+    model, features, part = BORN[name]
+    data, mesh = (np.zeros((8, features)), np.zeros(8, int)), mesh_of(data=8)
 
-    def init(rng: Any, x: Any) -> Any:
-        del x
-        return {"w": jax.random.normal(rng, (1024, 24), jnp.float32)}
+    def make(mesh: Any) -> Any:
+        used = fully_shard(model) if mesh else model
+        return create_train_state(used, optax.sgd(0.1), jax.random.key(0), data, mesh)
 
-    model = fully_shard((init, lambda params, x: x @ params["w"]))
-    data = (np.zeros((8, 1024)), np.zeros(8, int))
-
-    state = create_train_state(model, optax.sgd(0.1), jax.random.key(0), data, mesh)
-    assert state.params["w"].addressable_shards[0].data.shape == (128, 24)
-    make = jax.jit(lambda: create_train_state(model, optax.sgd(0.1), jax.random.key(0), data, mesh))
-    assert "f32[1024,24]" not in str(make.lower().compile().as_text())
-    alone = init(jax.random.split(jax.random.key(0))[0], None)
-    np.testing.assert_array_equal(state.params["w"], alone["w"])
+    state, alone = make(mesh), make(None)
+    (stored,), (w,) = jax.tree.leaves(state.params), jax.tree.leaves(state.unpadded().params)
+    assert stored.addressable_shards[0].data.shape == part
+    program = str(jax.jit(lambda: make(mesh)).lower().compile().as_text())
+    for shape in (stored.shape[-2:], w.shape[-2:]):
+        assert f"{shape[0]},{shape[1]}]" not in program
+    np.testing.assert_array_equal(w, *jax.tree.leaves(alone.params))
 
 
 def test_from_one_layout_to_another():
@@ -389,7 +415,16 @@ def test_errors():
         fully_shard(PLAIN, ("replica", "data"))
     with pytest.raises(TypeError, match="fully_shard: model: expected a Flax linen or NNX module"):
         fully_shard(3)
-    model = fully_shard(PLAIN, min_weight_size=16)
+    wrong: dict[str, Any] = {"min_weight_size": "a", "prefetch": 1.5, "bucket_bytes": None}
+    for name, value in wrong.items():
+        text = rf"fully_shard: {name}: expected a whole number, at least \d, got {value!r}"
+        with pytest.raises(TypeError, match=text):
+            fully_shard(PLAIN, **{name: value})
+    with pytest.raises(TypeError, match="reshard_after_forward: expected True or False, got 8"):
+        fully_shard(PLAIN, reshard_after_forward=cast("bool", 8))
+    with pytest.raises(TypeError, match="max_norm: expected a number, got '1'"):
+        clip_by_global_norm(cast("float", "1"))
+    model = fully_shard(PLAIN, min_weight_size=cast("int", 1.6e1))
     with pytest.raises(ValueError, match="sharded already, over 'data'"):
         fully_shard(model)
     with pytest.raises(ValueError, match="create_train_state: mesh: fully_shard needs one"):
@@ -630,6 +665,15 @@ def test_reshard_a_tree():
     again = reshard(laid, {"a": jax.P(None, "model"), "b": {"c": jax.P("model"), "d": jax.P()}})
     assert again["a"].sharding.spec == jax.P(None, "model")
     jax.tree.map(np.testing.assert_array_equal, again, tree)
+
+
+def test_reshard_what_an_optimizer_has_flattened():
+    """Where nothing is split, nothing has to tell what belongs to which parameter."""
+    state = start(PLAIN, batch(), mesh_of(data=4), optax.flatten(ADAM))
+    smaller = mesh_of(data=2)
+    moved = reshard(state, state.specs, mesh=smaller)
+    assert_same(moved, state)
+    assert {leaf.sharding.mesh for leaf in jax.tree.leaves(moved)} == {smaller}
 
 
 def test_reshard_errors():

@@ -178,3 +178,7 @@ def test_errors():
 
     with pytest.raises(ValueError, match=r"params\['w'\].*: names: 'embed' is not an axis"):
         start(Named, data, mesh_of(data=2))
+    stacked = nnx.vmap(lambda _: Named(), axis_size=3)  # which tells the metadata nothing
+    text = r"params\['w'\].* \(3, 16, 4\): its out_sharding, .*'embed'.*nnx.PARTITION_NAME: None}"
+    with pytest.raises(ValueError, match=text):
+        start(lambda: stacked(None), data, mesh_of(data=2))

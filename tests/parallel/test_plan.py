@@ -6,13 +6,14 @@ gradient, and with AdamW.
 
 import functools as ft
 import re
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 import optax
 import pytest
-from plans import LIBRARIES, batch, loss_fn, of_linen
+import training
+from plans import LAYERS, LIBRARIES, batch, loss_fn, of_linen
 from training import assert_copies_are_equal, assert_trained_as, trained_alone
 
 import jaxcoll
@@ -42,11 +43,10 @@ KINDS: dict[str, tuple[Any, int]] = {
 
 
 @ft.cache
-def on_one_device(library: str, optimizer: str) -> Any:
+def on_one_device(library: str, optimizer: str, layers: int = LAYERS) -> Any:
     """Returns what `trained_alone` does, made once."""
-    return trained_alone(
-        as_pure("test", LIBRARIES[library](None, None)), batch(), OPTIMIZERS[optimizer]
-    )
+    model = LIBRARIES[library](None, None, layers)
+    return trained_alone(as_pure("test", model), batch(), OPTIMIZERS[optimizer])
 
 
 @pytest.fixture(autouse=True)
@@ -89,12 +89,35 @@ def test_parts_of_a_sequence_in_a_pipeline():
     assert_trains_as_on_one_device(plan, model, "linen", "sgd")
 
 
+@pytest.mark.parametrize(
+    ("axes", "schedule", "layers"),
+    [
+        ({"pipe": 2, "tensor": 2}, "1f1b", LAYERS),
+        ({"pipe": 4}, "interleaved", 9),
+        pytest.param({"pipe": 4, "tensor": 2}, "interleaved", 9, marks=pytest.mark.full),
+    ],
+)
+@pytest.mark.parametrize("library", ["nnx", pytest.param("linen", marks=pytest.mark.full)])
+def test_uneven_stages_of_split_layers(
+    axes: dict[str, int], schedule: Any, layers: int, library: str
+):
+    """A module of NNX is made where its parts lie."""
+    plan = plan_of(axes, schedule=schedule, num_micro_batches=6)
+    split = ("tensor", plan.mesh) if "tensor" in axes else (None, None)
+    make = ft.partial(LIBRARIES[library], *split, layers)
+    model = make() if library == "linen" else make
+    state = assert_trains_as_on_one_device(plan, model, library, "sgd", layers)
+    spec = state.specs.params["blocks"]["mlp"]["up"]["kernel"]
+    assert {axis for axis in spec if axis} == {*axes}
+
+
 def assert_trains_as_on_one_device(
-    plan: ParallelPlan, model: Any, library: str, optimizer: str
-) -> None:
+    plan: ParallelPlan, model: Any, library: str, optimizer: str, layers: int = LAYERS
+) -> Any:
+    """Returns the state after training."""
     axis, data = "tensor" if "tensor" in plan.mesh.shape else None, batch()
     state = plan.init(model, OPTIMIZERS[optimizer], jax.random.key(0), data)
-    first, expected, losses = on_one_device(library, optimizer)
+    first, expected, losses = on_one_device(library, optimizer, layers)
     for got, want in zip(*map(jax.tree.leaves, (state.unpadded().params, first)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-15)
     step = plan.build_train_step(ft.partial(loss_fn, axis))
@@ -106,6 +129,7 @@ def assert_trains_as_on_one_device(
     assert_trained_as(state.unpadded().params, expected)
     # What is called a copy is one.
     assert_copies_are_equal((state.params, state.opt_state))
+    return state
 
 
 @pytest.mark.parametrize(
@@ -164,6 +188,24 @@ def test_a_state_that_was_donated():
     jax.tree.map(np.testing.assert_array_equal, again.params, after.params)
 
 
+def test_a_state_of_another_size():
+    """Of as many leaves, and of the same optimizer: their shapes alone tell."""
+    data, optimizer = training.batch(), OPTIMIZERS["sgd"]
+
+    def state_of(plan: ParallelPlan, layers: int, width: int) -> Any:
+        model = jaxcoll.models.PPClassifier(4, layers, width, split=False)
+        return plan.init(model, optimizer, jax.random.key(0), data)
+
+    for axes, stored in (({"data": 2}, 5), ({"pipe": 2}, 6)):
+        plan = plan_of(axes)
+        state_of(plan, 5, 12)
+        step = plan.build_train_step()
+        text = rf"params\['bias'\]: expected shape \({stored}, 12\), as of .*, got \({{}}\)\. Make"
+        for layers, width, got in ((7, 12, rf"{stored + 2}, 12"), (5, 8, rf"{stored}, 8")):
+            with pytest.raises(ValueError, match=f"train_step: state: {text.format(got)}"):
+                step(state_of(plan_of(axes), layers, width), data)
+
+
 def test_calls_of_a_step_stand_where_it_is_first_called():
     """Where all of it is ours, JAX keeps no line of the user."""
     plan, data = plan_of({"pipe": 2, "fsdp": 2}, schedule="1f1b"), batch()
@@ -195,6 +237,10 @@ def test_errors():
     data, key = batch(), jax.random.key(0)
     with pytest.raises(ValueError, match=r"axes: expected names out of .* 'tensr'\. Did you mean"):
         ParallelPlan({"data": 2, "tensr": 2})
+    with pytest.raises(TypeError, match=r"axes: expected a dict, such as .*, got list"):
+        ParallelPlan(cast("Any", ["data"]))
+    with pytest.raises(TypeError, match=r"fsdp: expected a dict, such as .*, got int"):
+        plan_of({"fsdp": 2}, fsdp=2)
     with pytest.raises(ValueError, match='fsdp: options, but there is no axis "fsdp"'):
         plan_of({"data": 2}, fsdp={"stage": 2})
     with pytest.raises(ValueError, match=r'stage_sizes: an option .* no axis "pipe"'):
@@ -215,6 +261,12 @@ def test_errors():
         plan_of({"fsdp": 2}, schedule="1b1f")
     with pytest.raises(ValueError, match=r"ParallelPlan: accumulate: expected at least 1, got 0"):
         plan_of({"fsdp": 2}, accumulate=0)
+    with pytest.raises(TypeError, match=r"ParallelPlan: accumulate: expected a whole .* got '2'"):
+        plan_of({"fsdp": 2}, accumulate="2")
+    plan = plan_of({"tensor": 2, "pipe": 2})
+    text = r"params\['blocks'\].* of shape \(6, 24, 24\): .*'pipe', 'pipe'.* over \"pipe\" twice\. "
+    with pytest.raises(ValueError, match=text):
+        plan.init(of_linen("pipe", plan.mesh), optax.sgd(0.1), key, data)
     plan = plan_of({"tensor": 2, "data": 2})
     state = plan.init(of_linen("tensor", plan.mesh), optax.sgd(0.1), key, data)
     with pytest.raises(ValueError, match='loss_fn: its loss differs between the ranks of "tensor"'):
@@ -234,6 +286,8 @@ def test_errors():
     text = r"train_step: batch\[0\]: dimension 0 of shape \(7, .* over 2 devices \(data\)\. Make it"
     with pytest.raises(ValueError, match=text):
         step(state, jax.tree.map(lambda leaf: leaf[:7], data))
+    with pytest.raises(ValueError, match=r"batch\[0\]: expected an array .* of shape \(0, 4\)"):
+        step(state, jax.tree.map(lambda leaf: leaf[:0], data))
     with pytest.raises(
         ValueError, match=r"train_step: batch\['t'\]: expected an array .* Repeat it"
     ):

@@ -2,7 +2,7 @@
 
 import functools as ft
 import itertools as it
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -23,7 +23,12 @@ from training import (
 )
 
 import jaxcoll
-from jaxcoll import data_parallel_train_step, fully_shard, pipeline_parallel_train_step
+from jaxcoll import (
+    create_train_state,
+    data_parallel_train_step,
+    fully_shard,
+    pipeline_parallel_train_step,
+)
 from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
 
 
@@ -320,6 +325,8 @@ def test_losses_that_are_none():
         run(lambda outputs, part: (outputs.sum(), {"x": 1}))
     with pytest.raises(TypeError, match="got None"):
         run(lambda outputs, part: None)
+    with pytest.raises(TypeError, match=r"expected a scalar, or a pair .* got a tuple of 3\."):
+        run(lambda outputs, part: (outputs.sum(), 1, 2))
     with pytest.raises(ValueError, match="expected a 'loss' in its dict, got \\['los'\\]"):
         run(lambda outputs, part: {"los": outputs.sum()})
     with pytest.raises(TypeError, match=r"expected integer labels, got float64\(4, 4\).* loss_fn="):
@@ -332,6 +339,56 @@ def test_losses_that_are_none():
         run(None, axis="dat")
     with pytest.raises(TypeError, match=r"optimizer: expected one of Optax.* got str"):
         start(model, data, optimizer="sgd")
+
+
+def test_arguments_of_other_types():
+    data, mesh = batch(8), mesh_of(data=2)
+    model = SimpleClassifier(num_classes=4, hidden=12)
+    wrong: dict[str, tuple[Any, str]] = {
+        "accumulate": (2.5, r"expected a whole number, at least 1, got 2\.5"),
+        "bucket_bytes": ("1", "expected a whole number, at least 1, got '1'"),
+        "axis_name": (None, 'expected the name of a mesh axis, such as "data", .* got None'),
+        "loss_fn": (lambda outputs: 0.0, r"function \(outputs, batch\), got one of \(outputs\)"),
+    }
+    for name, (value, text) in wrong.items():
+        with pytest.raises(TypeError, match=f"data_parallel_train_step: {name}: .*{text}"):
+            data_parallel_train_step(model, **{name: value})
+    with pytest.raises(TypeError, match=r"loss_fn: expected a function .*, got 'mse'"):
+        data_parallel_train_step(model, loss_fn=cast("Any", "mse"))
+    with pytest.raises(TypeError, match=r"data_axis: expected the name of a mesh axis.* got 1\."):
+        pipeline_parallel_train_step(PPClassifier(), data_axis=cast("str", 1))
+    with pytest.raises(TypeError, match=r"model: init: expected a function \(rng, inputs\), got"):
+        data_parallel_train_step((lambda rng: {}, lambda params, x: x))
+    with pytest.raises(TypeError, match=r"model: apply: expected a function \(params, inputs\)"):
+        data_parallel_train_step((lambda rng, x: {}, lambda params: params))
+    pair = jax.random.split(jax.random.key(0))
+    keys = {r"0\.": 0, r"key<fry>\[2\]": pair, r"uint32\[3\]": np.zeros(3, np.uint32)}
+    for got, rng in keys.items():
+        with pytest.raises(TypeError, match=rf"rng: expected one key, .*key\(0\), got {got}"):
+            create_train_state(model, optax.sgd(0.1), cast("Any", rng), data, mesh)
+    with pytest.raises(TypeError, match=r"batch: its inputs\[0\]: expected an array .* got 'abc'"):
+        start(model, (["abc"], data[1]), mesh)
+
+
+def test_batches_without_examples():
+    data, mesh = batch(8), mesh_of(data=2)
+    model = SimpleClassifier(num_classes=4, hidden=12)
+    state = start(model, data, mesh)
+    step = data_parallel_train_step(model)
+    with pytest.raises(ValueError, match=r"batch: expected examples, got batch\[0\] \[0, 16\], "):
+        train(step, state, batch(0), mesh, state.specs)
+    with pytest.raises(ValueError, match="batch: expected examples, got no arrays"):
+        train(step, state, ((), ()), mesh, state.specs)
+
+
+def test_a_batch_that_the_ranks_do_not_divide():
+    """JAX refuses it, before the step is called; with what is needed to mend it."""
+    data, mesh = batch(8), mesh_of(data=4)
+    model = SimpleClassifier(num_classes=4, hidden=12)
+    state = start(model, data, mesh)
+    text = r"(?s)batch.*P\('data',\), which maps array axis 0 \(of size 7\) to mesh axis 'data'"
+    with pytest.raises(ValueError, match=text):
+        train(data_parallel_train_step(model), state, batch(7), mesh, state.specs)
 
 
 def test_losses_that_are_reduced_already():

@@ -21,12 +21,10 @@ from jaxcoll import data_parallel_train_step, fully_shard
 from jaxcoll.parallel.pure_model import as_pure
 
 OPTIMIZERS = {"sgd": optax.sgd(0.5), "adamw": optax.adamw(0.05)}
+EXAMPLES = 2 * 3 * 5 * 7 * 8  # which all layouts divide, also in two micro-batches
 # The last of the data axes has the parts of a state.
 LAYOUTS = {
-    "data 1": {"data": 1},
-    "data 7": {"data": 7},
-    "data 4": {"data": 4},
-    "data 8": {"data": 8},
+    **{f"data {size}": {"data": size} for size in (1, 2, 3, 4, 5, 7, 8)},
     "hybrid 2 x 3": {"replica": 2, "data": 3},
     "data 2, tensor 4": {"data": 2, "tensor": 4},
     "hybrid 2 x 2, tensor 2": {"replica": 2, "data": 2, "tensor": 2},
@@ -106,7 +104,7 @@ def test_trains_as_on_one_device(
 ):
     with jax.enable_x64(True):
         axes = LAYOUTS[layout]
-        data, mesh = batch(7 * 48), mesh_of(**axes)
+        data, mesh = batch(EXAMPLES), mesh_of(**axes)
         over = tuple(axis for axis in axes if axis != "tensor")
         model: Any = LIBRARIES[library](*(("tensor", mesh) if "tensor" in axes else (None, None)))
         how = STRATEGIES[strategy]
@@ -127,3 +125,10 @@ def test_trains_as_on_one_device(
         np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
         assert_trained_as(state.unpadded().params, params)
         assert_copies_are_equal((state.params, state.opt_state))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("strategy", ["data-parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
+def test_on_each_number_of_devices(strategy: str, size: int):
+    """Of which few cases of the product above have each strategy."""
+    test_trains_as_on_one_device(strategy, f"data {size}", "linen", "sgd", 1)

@@ -3,13 +3,14 @@
 import dataclasses
 import logging
 import re
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from synchronizers import OPTIMIZERS
 from training import (
     SGD,
     STEPS,
@@ -182,36 +183,6 @@ def test_what_travels_between_hosts():
 # ---- Training ------------------------------------------------------------------------------------
 
 
-def sgd_with(learning_rate: float, compression: Any, mesh: Any, hosts: Any = None) -> Any:
-    synchronized = synchronize("data", compression, mesh=mesh, hosts=hosts)
-    return optax.chain(synchronized, optax.sgd(learning_rate))
-
-
-OPTIMIZERS = {
-    "chain": lambda **o: optax.chain(synchronize(**o), optax.sgd(0.5, momentum=0.9)),
-    "after another": lambda **o: optax.chain(optax.scale(2.0), synchronize(**o), optax.sgd(0.25)),
-    "masked": lambda **o: optax.chain(
-        optax.masked(synchronize(**o), {"hidden_layer": True, "output_layer": False}),
-        optax.sgd(0.5, momentum=0.9),
-    ),
-    "partitioned": lambda **o: optax.chain(
-        optax.masked(synchronize(**o), {"hidden_layer": True, "output_layer": False}),
-        optax.masked(synchronize(**o), {"hidden_layer": False, "output_layer": True}),
-        optax.sgd(0.5),
-    ),
-    "inject_hyperparams": lambda **o: optax.inject_hyperparams(
-        sgd_with, static_args=("compression", "mesh", "hosts")
-    )(learning_rate=0.1, **o),
-    "MultiSteps": lambda **o: optax.MultiSteps(
-        optax.chain(synchronize(**o), optax.sgd(0.5)), every_k_schedule=2
-    ),
-    "before MultiSteps": lambda **o: optax.chain(
-        synchronize(**o),
-        optax.MultiSteps(optax.sgd(0.5), every_k_schedule=2).gradient_transformation(),
-    ),
-}
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("compression", [pytest.param(None, marks=pytest.mark.full), "int8"])
 def test_under_other_transformations(name: str, compression: Any):
@@ -321,6 +292,32 @@ def test_beside_tensor_parallelism():
     assert_trained_as(state.params, expected)
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("mask", [{"hidden": True}, lambda params: [True]])
+def test_a_mask_of_another_structure(mask: Any, split: bool):
+    """Also where parameters are split, and the optimizer is looked at before."""
+    inner = optax.trace(0.9) if split else synchronize()
+    model: Any = fully_shard(PLAIN, min_weight_size=1) if split else PLAIN
+    text = (
+        r"(?s)create_train_state: optimizer: its init refuses .* params\['hidden_layer'\]\['bias'\]"
+        r", .*\. Masks and labels, .* must have the structure of the parameters"
+    )
+    with pytest.raises(ValueError, match=text):
+        start(model, batch(), mesh_of(data=4), optax.chain(optax.masked(inner, mask), SGD))
+
+
+def test_flattened_beside_parameters_that_are_split():
+    """On one rank too, where a part is the whole: what belongs to which is not to be told."""
+    optimizer = optax.flatten(optax.chain(synchronize(), SGD))
+    model = TPClassifier(num_classes=4, hidden=24, mesh=mesh_of(data=4, tensor=2))
+    with pytest.raises(ValueError, match=r"optimizer: .* not element by element: concatenate in"):
+        start(model, batch(), mesh_of(data=4, tensor=2), optimizer)
+    model = TPClassifier(num_classes=4, hidden=24, mesh=mesh_of(data=4, tensor=1))
+    text = r"optimizer: parameters are split, .* as that of optax\.flatten does .* Leave that out"
+    with pytest.raises(ValueError, match=text):
+        start(model, batch(), mesh_of(data=4, tensor=1), optimizer)
+
+
 # ---- Texts ---------------------------------------------------------------------------------------
 
 
@@ -352,6 +349,16 @@ def test_errors():
         synchronize("data", "int4")
     with pytest.raises(ValueError, match=r"optax.synchronize: axis_name: 'dat' is not an axis"):
         synchronize("dat", mesh=mesh)
+    with pytest.raises(TypeError, match=r"axis_name: expected the name of a mesh axis.* got None"):
+        synchronize(cast("str", None))
+    with pytest.raises(TypeError, match=r"optax.synchronize: mesh: expected .*Mesh, got str"):
+        synchronize(mesh=cast("jax.sharding.Mesh", "data"))
+    with pytest.raises(TypeError, match="hosts: expected a whole number, at least 1, got '2'"):
+        synchronize("data", "int8", mesh=mesh, hosts=cast("int", "2"))
+    with pytest.raises(
+        ValueError, match=r"optimizer: optax.synchronize: axis_name: 'dat' .* which has \"data\""
+    ):
+        start(PLAIN, data, mesh, optax.chain(synchronize("dat"), SGD))
     with pytest.raises(ValueError, match=r"hosts: 4 ranks can't be on 3 hosts alike"):
         synchronize("data", "int8", mesh=mesh, hosts=3).init({"w": jnp.ones(3)})
     with pytest.raises(ValueError, match=r"synchronize averages whole gradients.*leave one of"):

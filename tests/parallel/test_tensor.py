@@ -62,6 +62,7 @@ def test_on_global_arrays(layer: Any, mode: Any, size: int, bias: bool):
     assert_close(grads, jax.grad(lambda p, x: loss(plain.apply, p, x), argnums=(0, 1))(params, x))
 
 
+@pytest.mark.slow("size")
 @pytest.mark.product(layer=(TPDense, TPAsyncDense), first=("gather", "scatter"), size=SIZES)
 def test_two_layers_inside_a_map(layer: Any, first: Any, size: int):
     """A rank holds its part of global weights; parts initialized there are those of the whole."""

@@ -227,6 +227,44 @@ def test_micro_batches_are_added_before_their_buckets_meet():
             assert any(each is loop for each in needed_for(program, call.invars))
 
 
+@pytest.mark.parametrize(
+    ("stage", "dtype", "weights"),
+    [(0, "float32", 0), (0, "bfloat16", 1), (1, "float32", 0), (1, "bfloat16", 1)],
+)
+def test_of_16_bits_the_weights_of_micro_batches_meet(stage: Any, dtype: str, weights: int):
+    """Once for each, and nothing else: the first one, and those of the loop. Gradients do once."""
+
+    def lowered(rng: Any, x: Any) -> Any:
+        return [leaf.astype(dtype) for leaf in init(rng, x)]
+
+    x, labels = batch()
+    data, mesh = (x.astype(np.float32), labels.astype(np.int32)), mesh_of(data=4)
+    policy = jaxcoll.MixedPrecisionPolicy(dtype, output_dtype="float32")
+    model: Any = (init if stage else lowered, apply)
+    if stage:
+        model = jaxcoll.fully_shard(model, stage=stage, min_weight_size=1, mp_policy=policy)
+    state = start(model, data, mesh)
+    mapped = jax.shard_map(
+        data_parallel_train_step(model, accumulate=3),
+        mesh=mesh,
+        in_specs=(state.specs, jax.P("data")),
+        out_specs=(state.specs, jax.P()),
+    )
+    program = on_a_rank(mapped, state, data)
+    (loop,) = equations(program, "scan")
+    in_loop = equations(loop.params["jaxpr"].jaxpr, *SUMS)
+    *before, last = (call for call in program.eqns if call.primitive.name in SUMS)
+    assert [summed(call) for call in before] == [[()]] * weights
+    assert [summed(call) for call in in_loop] == [[()]] * weights
+    assert summed(last).count((16, 16)) == DEPTH
+    assert len(equations(program, *SUMS)) == 2 * weights + 1
+
+
+def summed(call: Any) -> list[tuple[int, ...]]:
+    """Returns the shapes of what is summed in a call."""
+    return [v.aval.shape for v in call.invars]
+
+
 @pytest.mark.skipif(native_missing() is not None, reason="XLA may join its own calls")
 def test_buckets_stay_apart_where_they_are_compiled():
     """Each call needs more of the way back than the one before."""

@@ -36,6 +36,7 @@ def run_job(
     limit_s: float = 120,
     expect: int | None = 0,
     accelerate: bool = False,
+    max_restarts: int = 0,
     **environment: str,
 ) -> dict[int, list[str]]:
     """Runs `jaxcoll run` and returns the lines of each rank.
@@ -46,6 +47,7 @@ def run_job(
     command += ["--accelerate"] * accelerate
     if accelerate:
         environment["JAXCOLL_TEST_DOOR"] = "1"
+    command += ["--max-restarts", str(max_restarts)]
     command += ["--devices-per-process", str(devices), str(JOBS / script), *map(str, arguments)]
     done = subprocess.run(
         command,

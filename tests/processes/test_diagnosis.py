@@ -120,29 +120,47 @@ def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
     if fault == "dies":  # what a dead rank did last
         assert re.search(rf"rank 2: last call, ended .*{place('evaluate')}", said), said
         assert re.search(rf"Its last call ended .*{place('evaluate')}", text), text
+        seen = r"Python stack, \d+\.\d s ago(, before its last call ended)?:\n"
+        stack = seen + r'.*File .*debug_a_hang\.py", line \d+, in <module>'
+        assert re.search(stack, said), said
+        assert re.search(r'File .*debug_a_hang\.py", line \d+, in main', text), text
     if processes > 1:  # the right rank's error on all the others, in time
         assert f'more: jaxcoll doctor "{tmp_path}"' in said
         assert len(raised) >= processes - 1
     if (fault, processes) == ("stops", 4):
         for page in PAGES:
-            assert not unlike(page.read_text(), said.splitlines() + text.splitlines())
+            assert not unlike(
+                page.read_text(), said.splitlines() + text.splitlines(), "rank 2", count=2
+            )
 
 
 # What documents show of a run, and what is another each time; "…" stands for the rest of a line.
 PAGES = [ROOT / "README.md", ROOT / "docs/how-to/find-a-missing-rank.md"]
 VARIES = (
-    r'\d+\.\d s|pid \d+|"/[^"]*"|line \d+, in main|\d+ calls|on \S+$|'
+    r'\d+\.\d s|pid \d+|"/[^"]*"|line \d+, in main|\d+ of \d+ calls|\d+ calls|on \S+$|'
+    r"\d+\.\d ms|\d+%|\d+ times|"
     r"(?:in Python|waiting for results)(?: for \d+\.\d s)?"
 )
 
 
-def unlike(page: str, said: list[str]) -> list[str]:
-    """Returns the lines of a page's blocks on the example that are not what was said."""
+# Heads of a stack, which may be of before a stopped rank's last call ended or of after that.
+SEEN = re.compile(
+    r"(in Python[^;]*; )?Python stack, \d+\.\d s ago(, before its last call ended)?:|"
+    r"It was in Python for .* when it was seen last, .*, at|Its Python stack, .* had not ended:"
+)
+
+
+def unlike(page: str, said: list[str], about: str, *, count: int) -> list[str]:
+    """Returns the lines that are not what was said, of a page's blocks on the example.
+
+    Of the `count` ones of them that are about something.
+    """
     blocks = re.findall(r"^```(?:text|console)\n(.*?)^```", page, re.M | re.S)
-    shown = [block for block in blocks if EXAMPLE.name in block]
-    assert len(shown) == 2
+    shown = [block for block in blocks if EXAMPLE.name in block and about in block]
+    assert len(shown) == count
     lines = [line for line in "".join(shown).splitlines() if line.strip("…") and line[0] != "$"]
-    assert len(lines) > 10
+    assert lines
+    lines, said = ([SEEN.sub("SEEN", line) for line in part] for part in (lines, said))
     return [line for line in lines if not any(map(re.compile(like(line)).fullmatch, said))]
 
 
@@ -168,6 +186,12 @@ def test_a_straggler_is_named(processes, tmp_path):
     assert status == doctor.SLOW, text
     straggler = "process 2, device 0" if processes > 1 else "process 0, device 2"
     assert f"{straggler} is a straggler" in text
+    # The others wait where it comes late: what it does before is what is slow.
+    at = text.index("They waited longest, in all, in\n")
+    assert re.search(place("average"), text[at:].splitlines()[1]), text
+    if processes > 1:
+        page = ROOT / "docs/how-to/find-a-missing-rank.md"
+        assert not unlike(page.read_text(), text.splitlines(), "straggler", count=1)
 
 
 def test_without_a_fault_nothing_is_wrong(tmp_path):
@@ -205,6 +229,7 @@ def test_who_compiles_or_pauses_is_waited_for():
             assert "compiling" in compiles_too_long
 
 
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=full)])
 @pytest.mark.parametrize(
     ("how", "code"),
     [
@@ -218,9 +243,79 @@ def test_who_compiles_or_pauses_is_waited_for():
         ),
     ],
 )
-def test_failed_work_that_nobody_awaits(how, code):
-    said = run_job("unawaited.py", how, processes=2, devices=2, expect=code)
+def test_failed_work_that_nobody_awaits(how, code, devices):
+    said = run_job("unawaited.py", how, processes=2, devices=devices, expect=code)
     assert "started" in said[0]  # and the script came to its end
+
+
+@pytest.mark.parametrize(
+    "how", ["first", *(pytest.param(how, marks=full) for how in ("second", "thread", "xla"))]
+)
+def test_who_caught_an_error_where_the_program_was_started_knows_of_it(how):
+    said = run_job("inline.py", how, processes=2, accelerate=how == "xla", expect=0)
+    assert said[0] == ["caught"]
+
+
+def test_an_error_where_the_program_was_started_is_said_once():
+    command = [sys.executable, "-P", "-m", "jaxcoll", "run", "-n", "2"]
+    done = subprocess.run(
+        [*command, str(JOBS / "inline.py"), "raised"],
+        env=job_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    for rank in range(2):
+        said = [line for line in done.stderr.splitlines() if line.startswith(f"[{rank}] ")]
+        assert sum("all_reduce over" in line for line in said) == 1, done.stderr
+        assert any("ValueError: INTERNAL: jaxcoll.CollectiveError" in line for line in said)
+
+
+IN_ONE_PROCESS = """
+import jaxcoll, sys, time
+jaxcoll.config.timeout_s = 1.0
+jaxcoll.simulate_cpu_devices(3)
+import jax, numpy as np
+mesh = jax.make_mesh((3,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+def load(rank, x):
+    if x < 0: raise ValueError("no such file")
+    if x > 10: time.sleep(2)
+    return x
+def f(x):
+    here = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    x = jax.pure_callback(load, here, jax.lax.axis_index("x"), x)
+    return jaxcoll.all_reduce(x, "x", backend="native")
+g = jax.jit(jax.shard_map(
+    f, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False))
+print(g(np.float32([1, 2, 3])))
+if len(sys.argv) > 1:
+    held = g(np.float32([1, 2, float(sys.argv[1])]))
+print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, None),
+        ("30", r"waited 1\.\d s .* for rank 2 .*\n(.*\n)*.*, in load"),
+        ("-3", r"for rank 2 .*; a callback of this process has raised ValueError: no such file"),
+    ],
+)
+def test_work_that_nobody_awaits_in_one_process(value, said):
+    """At the very end. And where nothing fails, nothing is said."""
+    command = [sys.executable, "-c", IN_ONE_PROCESS, *([value] if value else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[6. 6. 6.]\nend\n", done.stderr
+    assert done.returncode == (0 if said is None else 1)
+    if said is None:
+        assert done.stderr == ""
+    else:
+        (_, _, text) = done.stderr.partition("jaxcoll: work that was not awaited has failed: ")
+        assert re.search(said, text), done.stderr
+        assert "jaxcoll/_steps.py" not in text
+        assert "jaxcoll/diagnosis" not in text
 
 
 @full
@@ -300,13 +395,74 @@ def test_an_error_that_follows_from_a_callback_of_the_users():
 @full
 def test_who_ends_while_its_last_step_computes_is_waited_for():
     """Beyond the five seconds in which a process that ends is expected to come to its calls."""
-    lines = run_job("leaving.py", 8, processes=2)
+    lines = run_job("leaving.py", 14, processes=2)
     assert lines[1] == ["the end"]
     waited, end = lines[0]
     seconds = re.fullmatch(r"after (\d+\.\d) s", waited)
     assert seconds is not None
     assert float(seconds[1]) > 5.5
     assert end == "the end"
+
+
+def test_an_interrupt_ends_a_process_that_waits(tmp_path):
+    """Not when the limit is over, which is of 40 s."""
+    lines = run_job("interrupted.py", tmp_path, processes=2, devices=2, expect=128 + signal.SIGINT)
+    (seconds,) = lines[1]
+    assert float(seconds) < 15
+    assert not lines[0]
+
+
+@full
+@pytest.mark.parametrize(("processes", "devices"), [(3, 1), (2, 2)])
+def test_who_ends_at_once_has_dumped(processes, devices, tmp_path):
+    """With the line that the error is raised at, before a handler of it has run."""
+    lines = run_job(
+        "exits.py",
+        processes=processes,
+        devices=devices,
+        expect=7,
+        JAXCOLL_DUMP_DIR=str(tmp_path),
+    )
+    job = (JOBS / "exits.py").read_text().splitlines()
+    (fails,) = (i for i, line in enumerate(job, 1) if "the call that fails" in line)
+    for rank in {*range(processes)} - {1}:
+        assert lines[rank] == ["caught"]
+        dump = json.loads((tmp_path / f"process_{rank}.json").read_text())
+        assert "for rank 1 " in dump["reason"] or "for rank 2, 3 " in dump["reason"]
+        assert f'exits.py", line {fails}, in <module>' in dump["stack"]
+        assert any(f'exits.py", line {fails},' in stack for stack in dump["threads"].values())
+
+
+ENDS_AT_ONCE = """
+import jaxcoll, os
+jaxcoll.config.timeout_s = 1.0
+jaxcoll.simulate_cpu_devices(2)
+import jax, numpy as np
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+add = lambda x: jaxcoll.all_reduce(x, "x", backend="native")
+f = jax.jit(jax.shard_map(
+    lambda x: jax.lax.cond(x.sum() > 0, add, lambda x: x, x),
+    mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False))
+try:
+    jax.block_until_ready(f(np.float32([1, 0])))
+except RuntimeError:
+    os._exit(7)
+"""
+
+
+def test_who_ends_at_once_has_dumped_in_one_process(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_AT_ONCE],
+        env=job_environment() | {"JAXCOLL_DUMP_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 7, done.stderr
+    dump = json.loads((tmp_path / "process_0.json").read_text())
+    assert "for rank 1 (device 1)" in dump["reason"] or "(partition 1)" in dump["reason"]
+    assert dump["stack"].startswith('File "<string>", line 12, in <module>\n')
+    assert dump["phase"] == "waiting for results"
 
 
 def test_a_signal_asks_for_a_dump(tmp_path):

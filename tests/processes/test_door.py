@@ -184,7 +184,7 @@ def test_a_process_that_does_not_come_is_named(kind, state, tmp_path):
 @full
 def test_a_process_that_ends_without_the_call(tmp_path):
     _, errors = fail("left", tmp_path)
-    assert re.search(r"rank 1 \(process 1, pid \d+, (leaving|gone)\)", errors[0][1]), errors
+    assert re.search(r"rank 1 \(process 1, pid \d+, (leaving|ended)\)", errors[0][1]), errors
 
 
 @full

@@ -6,16 +6,22 @@ import pytest
 from checks import native_missing
 from processes.run_job import run_job
 
+import jaxcoll
+from jaxcoll.diagnosis import doctor
+
 pytestmark = pytest.mark.skipif(
     native_missing() is not None, reason="the engine across processes is native"
 )
 full = pytest.mark.full
+LIMIT_S = 3  # of the jobs
 BUSY_S = 8  # in which what takes a second or two is over on a busy machine too
 LAYOUTS = [(2, 2), pytest.param(2, 1, marks=full), pytest.param(3, 1, marks=full)]
 CALLS = {  # what the text of the error names
     "order": ("all_reduce", "ppermute"),
     "shapes": ("f32[8]", "f32[9]"),
     "dtypes": ("f32[8]", "i32[8]"),
+    "reductions": ("(32 bytes, op=sum)", "(32 bytes, op=max)"),
+    "axes": ("(32 bytes, axis=0)", "(32 bytes, axis=1)"),
 }
 ERROR = r"after (\d+\.\d) s: .*jaxcoll\.CollectiveError: "
 
@@ -47,20 +53,42 @@ def test_different_calls_are_named_on_all_within_two_seconds(processes, devices,
             assert "the processes called different collectives" in text
             for call in calls:
                 assert call in text
-            # Of three processes, two differ before the last comes where the machine is busy.
-            assert re.search(r"process [02] .*waits in .*failing\.py:\d+ \(", text)
-            assert re.search(r"process 1 .*waits in .*failing\.py:\d+ \(", text)
+            # Of three processes, two may differ before the last comes where the machine is busy.
+            assert re.search(r"process [02] .*(waits in|came to it,) .*failing\.py:\d+ \(", text)
+            assert re.search(r"process [12] .*waits in .*failing\.py:\d+ \(", text)
 
 
 @full
-def test_another_order_of_calls_over_different_groups(tmp_path):
-    for said in fail("groups", tmp_path, processes=2, devices=2).values():
+@pytest.mark.parametrize(("kind", "at_least"), [("groups", 1), ("groups in Python", LIMIT_S + 2)])
+def test_another_order_of_calls_over_different_groups(kind, at_least, tmp_path):
+    """Who does something else than to await results may come to another call."""
+    for said in fail(kind, tmp_path, processes=2, devices=2).values():
+        assert ("not yet" in said) == ("in Python" in kind)
+        assert "failed" not in said
         seconds, text = error_of(said)
-        assert 10 <= seconds < 10 + BUSY_S
+        assert at_least <= seconds < at_least + BUSY_S
         assert re.search(
             r"process 0 waits in all_reduce over \"p\" of .*\(over_processes\)", text
         ), text
         assert re.search(r"process 1 waits in all_reduce over .*\(over_all_first\)", text), text
+        assert "works again" in said
+
+
+@full
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [
+        ("roots", (r"root=0\), .*\(from_own", r"root=1\), .*\(from_own")),
+        ("pairs", (r"perm=0>1\), .*\(to_the", r"perm=1>0\), .*\(to_the")),
+    ],
+)
+def test_different_roots_and_pairs_are_told_though_nobody_waits(kind, calls, tmp_path):
+    for said in fail(kind, tmp_path).values():
+        seconds, text = error_of(said)
+        assert 1 <= seconds < 10 + BUSY_S
+        assert "the processes called different collectives" in text
+        for rank, call in enumerate(calls):
+            assert re.search(rf"process {rank} has ended, before others .* {call}", text), text
         assert "works again" in said
 
 
@@ -84,8 +112,9 @@ def test_a_late_device_fails_the_other_processes_too(tmp_path):
     lines = fail("late device", tmp_path, processes=2, devices=2)
     for said in lines.values():
         _, text = error_of(said)
-        assert re.search(r"for rank 3 \((process 1|device \d+|partition 3)\b", text), text
-        assert re.search(r"arrived: .*\brank 2 \((process 1|device \d+)\)", text), text
+        assert re.search(r"for rank 3 \(process 1, pid \d+, running", text), text
+        assert re.search(r"arrived: .*\brank 2 \(process 1(, device \d+)?\)", text), text
+        assert any(re.match(r"rank 3: last call, ended .*\(healthy\)", line) for line in said), said
         assert "works again" in said
 
 
@@ -101,7 +130,10 @@ def test_a_killed_process_is_named_within_a_second(killed, processes, tmp_path):
         assert seconds < BUSY_S
         assert re.search(rf"rank {killed} \(process {killed}, pid \d+, gone\)", text), text
         assert any(line.startswith("next: ") for line in said)
-        ended = rf"reset\(\): process {killed} \(pid \d+\) has ended\."
+        ended = (
+            rf"reset\(\): process {killed} \(pid \d+\) has ended, and no other can take its place "
+            r"in this job: start the whole job anew, .*\. \(alone\)"
+        )
         assert any(re.fullmatch(ended, line) for line in said), said
 
 
@@ -115,4 +147,49 @@ def test_a_stopped_process_is_named_and_fails_when_it_goes_on(tmp_path):
 
 def test_a_process_that_ends_without_the_call(tmp_path):
     _, text = error_of(fail("left", tmp_path)[0])
-    assert re.search(r"rank 1 \(process 1, pid \d+, (leaving|gone)\)", text), text
+    assert re.search(r"rank 1 \(process 1, pid \d+, (leaving|ended)\)", text), text
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("pass", ""),
+        ("{}['x']", "\n  ended with KeyError: 'x', at {file}:8 (<module>)"),
+        ("sys.exit('no data')", "\n  ended with SystemExit: no data, at {file}:8 (<module>)"),
+        ("os.kill(os.getpid(), 9)", None),
+    ],
+)
+def test_how_a_process_has_ended(end, said, tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(f"""import os, sys
+import jax, numpy as np
+import jaxcoll
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+f = jax.jit(jax.shard_map(lambda x: jaxcoll.all_reduce(x, "x"), mesh=mesh,
+                          in_specs=jax.P(), out_specs=jax.P(), check_vma=False))
+jax.block_until_ready(f(np.ones(3)))
+if jax.process_index() == 1: {end}
+else:
+    try:
+        jax.block_until_ready(f(np.ones(3)))
+    except Exception as error:
+        print(jaxcoll.error_info(error).text.replace("\\n", "|"), flush=True)
+        raise
+""")
+    lines = run_job(str(file), processes=2, expect=None, JAXCOLL_DUMP_DIR=str(tmp_path / "dumps"))
+    text = lines[0][0].replace("|", "\n")
+    info = jaxcoll.error_info("jaxcoll.CollectiveError: " + text)
+    assert info is not None, text
+    (missing,) = info.missing
+    assert missing.state == ("gone" if said is None else "ended"), text
+    assert ("(the process is gone)" in text) == (said is None), text
+    assert ("ended with " in text) == bool(said), text
+    assert said is None or said.format(file=file) in text, text
+    assert "no Python code" not in text, text
+    found, status = doctor.report([tmp_path / "dumps"])
+    assert status == doctor.GONE
+    if said:
+        said = f"process 1 has {said.format(file=file).strip()}."
+    else:
+        said = "process 1 is gone." if said is None else "process 1 has come to the end of its"
+    assert said in found, found

@@ -26,12 +26,12 @@ def rank(number: int, code: str, **more: object) -> Rank:
     return Rank(number, command, dict(os.environ), **more)
 
 
-def run(*codes: str, job: type[Job] = Job, **limits: float) -> tuple[Outcome, str, str]:
+def run(*codes: str, job: type[Job] = Job, **options: Any) -> tuple[Outcome, str, str]:
     """Runs one rank for each program; returns the outcome and what was written."""
     out, err = io.BytesIO(), io.BytesIO()
     ranks = [rank(number, code) for number, code in enumerate(codes)]
     with Signals() as signals:
-        outcome = job(ranks, out, err, **({"own_s": 0.2, "end_s": 0.2} | limits)).run(signals)
+        outcome = job(ranks, out, err, **({"own_s": 0.2, "end_s": 0.2} | options)).run(signals)
     return outcome, out.getvalue().decode("latin-1"), err.getvalue().decode("latin-1")
 
 
@@ -172,6 +172,25 @@ def test_the_others_may_report_an_error_of_their_own():
     outcome, _, err = run(late, "import sys; sys.exit(7)", own_s=20)
     assert outcome == Outcome(7, "rank 1 failed first: exit code 7", False)
     assert err == "[0] rank 1 is gone\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "more"),
+    [
+        ("sys.exit('CollectiveError: waited')", "; its error, above, may be about another rank"),
+        ("sys.exit('ValueError: bad')", ""),
+        ("print('CollectiveError:'); sys.exit(1)", ""),
+        ("print('CollectiveError:', file=sys.stderr); os.kill(os.getpid(), 9)", ""),
+    ],
+)
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_whose_error_may_be_about_another_rank(code: str, more: str, has_ended: bool):
+    fails = f"import os, sys, time; time.sleep(0.5); {code}"
+    other = "" if has_ended else "import sys, time; time.sleep(1); sys.exit(1)"
+    outcome, _, _ = run(other, fails, mark=b"CollectiveError:", own_s=20)
+    how = "killed by SIGKILL" if "kill" in code else "exit code 1"
+    before = "; ended before: rank 0" if has_ended and more else ""
+    assert outcome.text == f"rank 1 failed first: {how}{more}{before}"
 
 
 ON_SIGTERM = """

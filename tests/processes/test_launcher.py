@@ -55,6 +55,7 @@ def script(folder: pathlib.Path, text: str, name: str = "script.py") -> str:
         ("-n 0 script.py", "-n: expected at least 1, got 0."),
         ("-n 2 none.py", "script: no such file: 'none.py'."),
         ("-n 2 --devices-per-process 0 script.py", "--devices-per-process: expected at least 1"),
+        ("-n 2 --trace . script.py", "--trace: expected a file, got '.', which is a folder."),
         ("-n 2 --max-restarts -1 script.py", "--max-restarts: expected at least 0, got -1."),
         ("-n 2 --hosts 2 script.py", "--hosts, --host-id and --coordinator: expected all three"),
         ("-n 2 --host-id 1 --coordinator h:1 script.py", "expected all three or none."),

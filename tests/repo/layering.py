@@ -53,7 +53,7 @@ PARALLEL_SHARED = {
     *("piecewise", "precision", "pure_model", "regions", "reshard", "shares", "splits"),
     *("stacked", "state", "step", "synchronize", "zero", "compressed_mean", "quantization"),
     *("gated", "schedules", "stages", "tick_table", "pipeline_cut", "pipeline_run", "pipe"),
-    *("one_library", "pipelined", "scattered_grads", "averaged"),
+    *("one_library", "pipelined", "scattered_grads", "averaged", "optimizer_state"),
 }
 PARALLEL_COMPOSERS = {"plan", "__init__"}
 

@@ -191,7 +191,7 @@ MUTANTS = [
         "variables = _without_boxes(pure.init(init_rng, inputs))",
         "key = jax.random.fold_in(init_rng, mesh.size) if mesh else init_rng\n"
         "        variables = _without_boxes(pure.init(key, inputs))",
-        f"{SHARDED}::test_initialized_in_parts",
+        f"{SHARDED}::test_initialized_in_parts[pair]",
     ),
     Mutant(
         "a standard deviation of a rank's fan-in",
@@ -247,8 +247,8 @@ MUTANTS = [
     Mutant(
         "other values on ranks that have the same activations",
         "nn/dropout.py",
-        'Place("TPDropout", self.axis_name, None).local_axis',
-        'Place("TPDropout", "tensor", None).local_axis',
+        "Place(call_of(self), self.axis_name, None).local_axis",
+        'Place(call_of(self), "tensor", None).local_axis',
         "nn/test_dropout.py::test_ranks_drop_their_own_or_the_same[linen]",
     ),
     Mutant(
@@ -497,7 +497,7 @@ MUTANTS = [
     Mutant(
         "their state is whole, or lies otherwise, inside `chain`, `masked`, `inject_hyperparams` "
         "and `MultiSteps`",
-        "parallel/state.py",
+        "parallel/optimizer_state.py",
         "return spec if leaf.shape == param.shape else P()",
         "return P()",
         f"{SHARDED}::test_optimizers_that_work_element_by_element[3-optimizer1]",
@@ -573,7 +573,15 @@ MUTANTS = [
         "parallel/state.py",
         "static_argnums=(0, 1, 2), out_shardings=shardings)",
         "static_argnums=(0, 1, 2), out_shardings=NamedSharding(mesh, P()))",
-        f"{SHARDED}::test_initialized_in_parts",
+        f"{SHARDED}::test_initialized_in_parts[pair]",
+    ),
+    Mutant(
+        "a rank has all layers, or the whole of what it should have a part of",
+        "parallel/pipe.py",
+        "if is_whole else own[i] for i in numbers",
+        "if is_whole\n"
+        "            else layers.part(layers.placed(own[i], rank), rank) for i in numbers",
+        "parallel/test_what_is_communicated.py::test_a_step[1F1B]",
     ),
     # ---- Derivatives, order of calls, custom calls -----------------------------------------------
     Mutant(
@@ -678,9 +686,6 @@ KEYS = "keys are arguments: what is computed again has the same ones"
 
 # Pitfalls that no edit of a line here brings about, and why.
 WITHOUT = {
-    "a rank has all layers, or the whole of what it should have a part of": (
-        "a line that makes it so makes other values, too"
-    ),
     "copies drift apart, with them": "types refuse every edit that makes copies differ",
     "others where a layer is computed again": f"{KEYS}; of a pipeline, see 'of stages and ticks'",
     "others where parameters are gathered again": KEYS,

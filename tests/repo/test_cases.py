@@ -3,7 +3,7 @@
 import itertools as it
 
 import pytest
-from cases import each_value, pairwise
+from cases import each_value, pairwise, pairwise_but
 
 FACTORS = ("abcdefg", "12345", (True, False), "xyz", "u")
 
@@ -20,6 +20,17 @@ def test_every_value_and_every_pair(count: int):
     assert len(pairs) < 1.5 * 7 * (5 if count > 1 else 1)
 
 
+@pytest.mark.parametrize("alone", range(len(FACTORS)))
+def test_every_pair_but_of_one_factor(alone: int):
+    cases = pairwise_but(alone, *FACTORS)
+    assert {case[alone] for case in cases} == {*FACTORS[alone]}
+    others = [i for i in range(len(FACTORS)) if i != alone]
+    for i, j in it.combinations(others, 2):
+        assert {(case[i], case[j]) for case in cases} == {*it.product(FACTORS[i], FACTORS[j])}
+    assert len(cases) <= max(7, len(pairwise(*(FACTORS[i] for i in others))))
+
+
 def test_the_same_cases_every_time():
     assert pairwise(*FACTORS) == pairwise(*FACTORS)
+    assert pairwise_but(1, *FACTORS) == pairwise_but(1, *FACTORS)
     assert each_value(*FACTORS) == each_value(*FACTORS)

@@ -47,6 +47,15 @@ def over_all_first(x: Any) -> Any:
     return jaxcoll.all_reduce(jaxcoll.all_reduce(x, AXES), "p")
 
 
+def from_own_process(x: Any) -> Any:
+    """Each process's own rank is the root, so that none waits for another."""
+    return jaxcoll.broadcast(x, AXES, root=RANK)
+
+
+def to_the_other(x: Any) -> Any:
+    return jaxcoll.ppermute(x, AXES, [(RANK, 1 - RANK)])
+
+
 def run(f: Any, x: jax.Array) -> jax.Array:
     return jax.block_until_ready(mapped(f, mesh())(x))
 
@@ -63,6 +72,14 @@ def pause(x: Any) -> Any:
     return jaxcoll.all_reduce(x + late, AXES)
 
 
+def wait_for_failure() -> None:
+    """Goes on with its steps: the broadcast's program is gone."""
+    step = mapped(healthy, mesh())
+    for _ in range(200):
+        time.sleep(0.1)
+        jax.block_until_ready(step(ones()))
+
+
 def go_wrong(kind: str) -> None:
     """Makes the call that fails."""
     match kind:
@@ -70,11 +87,27 @@ def go_wrong(kind: str) -> None:
             run(after, ones(8 + RANK % 2))
         case "dtypes":
             run(after, ones(dtype=np.int32 if RANK % 2 else np.float32))
+        case "reductions":
+            run(lambda x: jaxcoll.all_reduce(x, AXES, op="max" if RANK else "sum"), ones())
+        case "axes":
+            run(lambda x: jaxcoll.all_gather(x, AXES, axis=1 if RANK else 0), ones())
         case "order":
             run(another_order if RANK else one_order, ones())
         case "groups":
             jaxcoll.config.timeout_s = 60
             run(over_all_first if RANK else over_processes, ones())
+        case "groups in Python":
+            jaxcoll.config.timeout_s = 60
+            y = mapped(over_all_first if RANK else over_processes, mesh())(ones())
+            time.sleep(LIMIT_S + 2)
+            say("failed" if y.is_ready() else "not yet")
+            jax.block_until_ready(y)
+        case "roots":
+            run(from_own_process, ones())
+            wait_for_failure()
+        case "pairs":
+            run(to_the_other, ones())
+            wait_for_failure()
         case "late":
             if RANK == 1:
                 time.sleep(LIMIT_S + 2)
@@ -110,8 +143,12 @@ def fail(kind: str) -> None:
     try:
         go_wrong(kind)
         say("no error")
-    except jax.errors.JaxRuntimeError as error:
-        say(f"after {time.monotonic() - begin:.1f} s: {error}".splitlines()[0])
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter while JAX starts it
+        head, *details = str(error).splitlines()
+        say(f"after {time.monotonic() - begin:.1f} s: {head}")
+        for detail in details:
+            if detail.startswith("  rank "):
+                say(detail.strip())
     if kind == "stopped" and RANK == 0:
         os.kill(int((FOLDER / "pid").read_text()), signal.SIGCONT)
     # Alive, and so is JAX; and who calls again is told the same.
@@ -126,8 +163,9 @@ def fail(kind: str) -> None:
             jaxcoll.reset()
             say("no error in reset")
         except RuntimeError as error:
-            say(str(error))
-    if kind in ("shapes", "dtypes", "order", "groups", "late", "late device", "stopped"):
+            is_alone = error.__cause__ is None and error.__suppress_context__
+            say(f"{error}{' (alone)' if is_alone else ''}")
+    if "killed" not in kind and kind != "left":
         jaxcoll.config.timeout_s = 60
         jaxcoll.reset()
         (shard, *_) = run(healthy, ones()).addressable_shards

@@ -3,6 +3,8 @@
 never: its result is held. dropped: it isn't. early: it isn't, and fails long before the end.
 caught, plainly: it was awaited, and is held; afterwards: when it had failed. reset: it was dropped,
 and the job goes on. status: as early, and the script has an exit status of its own.
+
+With one device XLA would run a smaller program where it is started, see inline.py.
 """
 
 import contextlib
@@ -16,8 +18,8 @@ from world import mapped, mesh, put, say
 import jaxcoll
 
 jaxcoll.config.timeout_s = 1.0
-step = mapped(lambda x: jaxcoll.all_reduce(x, mesh().axis_names), mesh())
-ones = put(np.ones((mesh().size, 8), np.float32), mesh())
+step = mapped(lambda x: jaxcoll.all_reduce(x @ x, mesh().axis_names), mesh())
+ones = put(np.ones((mesh().size, 16, 16), np.float32), mesh())
 jax.block_until_ready(step(ones))
 if jax.process_index() == 0:
     held = [step(ones)]
