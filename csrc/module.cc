@@ -125,6 +125,21 @@ void Tell(std::int64_t phase, const std::string& stack, std::int64_t callbacks,
   header.told.store(question, std::memory_order_release);
 }
 
+// Whether a program that runs where Python has started it stands in a call, or in one whose error
+// waits to be looked at.
+bool IsCalling() {
+  constexpr std::size_t kLatest = 2;  // of each device
+  const bool is_held = Witness::Get().IsAnyoneHeld();
+  const std::vector<CallRecord> records = RecordsIn(BlackBox::Get(), kLatest);
+  return std::any_of(records.begin(), records.end(), [&](const CallRecord& record) {
+    const auto is_unset = [&](Moment moment) {
+      return record.moments_ns[static_cast<std::size_t>(moment)] == 0;
+    };
+    return (is_unset(Moment::kResumed) || (is_held && is_unset(Moment::kMoved))) &&
+           Watchdog::Get().IsInline(record.run);
+  });
+}
+
 // The frames of all threads, as (file, line, function) and where on that line the expression begins
 // that is evaluated, and on which line and where it ends (-1: not known); the innermost first.
 // Taken in one go: no bytecode and no collection of garbage meanwhile, which would let the threads
@@ -287,6 +302,12 @@ void UseBlas(std::uintptr_t sgemm, std::uintptr_t dgemm, std::uintptr_t set_num_
   SetBlas(blas);
 }
 
+void NoteReset(bool resets) {
+  if (const std::shared_ptr<Session> session = Job::Get().session(); session != nullptr) {
+    session->NoteReset(resets ? NowNs() : 0);
+  }
+}
+
 void Leave() {
   if (const std::shared_ptr<Session> session = Job::Get().session(); session != nullptr) {
     session->Leave();
@@ -331,6 +352,10 @@ NB_MODULE(_core, m) {
   m.def("use_blas", &UseBlas, nb::arg("sgemm"), nb::arg("dgemm"), nb::arg("set_num_threads"),
         nb::arg("num_threads"),
         "The addresses of a BLAS's functions; the last two are 0 where it has one thread.");
+  m.def("is_calling", &IsCalling,
+        "Whether a program that runs where Python has started it stands in a call.");
+  m.def("note_reset", &NoteReset, nb::arg("resets"),
+        "Tells the other processes whether this one waits for them in reset().");
   m.def("leave", &Leave, "Tells the other processes that this one is about to exit.");
   m.def("connect_mpi", &ConnectMpi, nb::arg("path"),
         "Connects libjaxcoll_mpi.so with the engine; returns why that failed, or ''.");

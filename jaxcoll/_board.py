@@ -57,12 +57,14 @@ class Board:
                 )
             except Exception as error:  # of jaxlib's making, one type for all that goes wrong
                 self._check_lives(process)
-                if "DEADLINE_EXCEEDED" in str(error) and time.monotonic() < until:
+                is_late = "DEADLINE_EXCEEDED" in str(error)
+                if is_late and time.monotonic() < until:
                     patience = min(2 * patience, _LOOK_S)
                     continue
+                why = "" if is_late else f" ({str(error).splitlines()[0]})"
                 raise RuntimeError(
                     f"{self._call}(): process {process} did not come within {seconds:g} s. All "
-                    f"processes of the job must call it. ({str(error).splitlines()[0]})"
+                    f"processes of the job must call it.{why}"
                 ) from None
 
     def _check_lives(self, process: int) -> None:

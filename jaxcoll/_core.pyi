@@ -61,6 +61,16 @@ def use_blas(sgemm: int, dgemm: int, set_num_threads: int, num_threads: int) -> 
     The addresses of a BLAS's functions; the last two are 0 where it has one thread.
     """
 
+def is_calling() -> bool:
+    """
+    Whether a program that runs where Python has started it stands in a call.
+    """
+
+def note_reset(resets: bool) -> None:
+    """
+    Tells the other processes whether this one waits for them in reset().
+    """
+
 def leave() -> None:
     """Tells the other processes that this one is about to exit."""
 

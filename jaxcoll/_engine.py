@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ def reset() -> None:
     After a `CollectiveError` between processes, every further call between them fails with the same
     cause, because the processes may stand at different places of their programs. This waits for the
     steps in flight whose results are still held (wait for others yourself), and until all processes
-    have come here, makes them a new shared memory, and forgets the old one. What the failed
+    have come here, makes them a new shared memory, and forgets the old one. Where one process comes
+    for a reason of its own, the calls fail in which others wait for it. What the failed
     programs were to compute, and arrays that were donated to them, is lost. In a job of one process
     the next program runs anyway, but for XLA's own collectives, where those run on the engine
     (`initialize(accelerate=True)`). What has failed before makes the process's end no error.
@@ -87,8 +88,24 @@ def reset() -> None:
     await_steps()  # none of them may meet a step of the time after
     watcher.forget_failures()  # who resets knows of them
     _cuda.reset()
-    attach("reset")
+    with _told_to_others():
+        attach("reset")
     _door.reset()
+
+
+@contextlib.contextmanager
+def _told_to_others() -> Iterator[None]:
+    """Has the calls fail that others wait in: this process does not come to them any more."""
+    core = _native.core()
+    if core is None:
+        yield
+        return
+    core.note_reset(True)
+    try:
+        yield
+    except BaseException:
+        core.note_reset(False)  # it is in the old memory still
+        raise
 
 
 def attach(call: str = "initialize") -> None:

@@ -256,6 +256,8 @@ std::string_view Name(Phase phase) {
       return "waiting for results";
     case Phase::kEnded:
       return "ended";
+    case Phase::kCalling:
+      return "in a call";
     case Phase::kUnknown:
       break;
   }

@@ -39,6 +39,7 @@ enum class Phase : std::int64_t {
   kCallback = 3,   ///< runs Python code that a program calls
   kAwaiting = 4,   ///< waits for results
   kEnded = 5,      ///< nothing more; the stack's place has the exception that ended it, if any
+  kCalling = 6,    ///< waits in a call of a program that runs where it was started
 };
 
 /// A process's memory for its diagnosis.

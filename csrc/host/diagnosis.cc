@@ -154,8 +154,13 @@ std::string PythonText(const BlackBox& box, std::int64_t now_ns) {
   const std::int64_t since_ns = box.header().phase_since_ns.load(std::memory_order_relaxed);
   // Who stops has often just begun to do what it was last seen to do.
   const std::int64_t for_ns = told.at_ns - since_ns;
-  const std::string text = "\n  " + std::string(Name(phase)) +
-                           (for_ns < kTellableNs ? "" : " for " + SecondsText(for_ns));
+  const std::int64_t paused_until_ns = box.header().paused_until_ns.load(std::memory_order_relaxed);
+  const bool has_paused = paused_until_ns != 0 && paused_until_ns < now_ns;  // and goes on with it
+  const std::string text =
+      "\n  " + std::string(Name(phase)) +
+      (for_ns < kTellableNs ? "" : " for " + SecondsText(for_ns)) +
+      (has_paused ? "; its allow_pause was over " + SecondsText(now_ns - paused_until_ns) + " ago"
+                  : "");
   if (told.stack.empty()) {  // no code of the user's, as in hooks at the exit
     return text + "; no Python code of the user's runs";
   }

@@ -21,6 +21,8 @@ namespace {
 
 // A process that is about to exit may still have steps in flight that reach a call.
 constexpr std::int64_t kLeavingNs = 5'000'000'000;
+// The same of one that waits in reset(), which has awaited its steps.
+constexpr std::int64_t kResettingNs = 1'000'000'000;
 // Of a process that is about to exit: a step that nobody has awaited. So many looks, since one may
 // fall between two kernels.
 bool IsComputing(std::int64_t pid) {
@@ -253,7 +255,13 @@ Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
     return {.state = is_gone ? "ended" : "leaving",
             .gone = may_come ? "" : "the process has come to its end without this call"};
   }
-  return {.state = letter == 'T' || letter == 't' ? "stopped" : "running", .gone = ""};
+  if (letter == 'T' || letter == 't') {
+    return {.state = "stopped", .gone = ""};
+  }
+  const std::int64_t resets_ns = other.resets_since_ns.load(std::memory_order_acquire);
+  const bool resets = resets_ns != 0 && now_ns - resets_ns > kResettingNs && !IsComputing(pid);
+  return {.state = "running",
+          .gone = resets ? "the process has called jaxcoll.reset() without this call" : ""};
 }
 
 bool Session::IsAnyoneExcused(std::int64_t now_ns, std::int64_t compile_timeout_ns) const {
@@ -264,6 +272,10 @@ bool Session::IsAnyoneExcused(std::int64_t now_ns, std::int64_t compile_timeout_
     }
   }
   return false;
+}
+
+void Session::NoteReset(std::int64_t since_ns) const {
+  segment_->seat(seat_).resets_since_ns.store(since_ns, std::memory_order_release);
 }
 
 void Session::Leave() const {

@@ -111,6 +111,9 @@ class Session {
 
   /// This process is about to exit: others need not wait for calls that it has not begun.
   void Leave() const;
+  /// This process waits for all to attach anew, since then, and so makes no more calls here; with 0
+  /// it does not.
+  void NoteReset(std::int64_t since_ns) const;
 
  private:
   struct Left {

@@ -86,6 +86,7 @@ struct alignas(64) Seat {
   alignas(64) std::atomic<std::int64_t> pid;              ///< 0: nobody has sat down yet
   std::atomic<std::int64_t> start_ticks;      ///< of the process, so that a reused pid shows
   std::atomic<std::int64_t> leaves_since_ns;  ///< 0: it is not about to exit
+  std::atomic<std::int64_t> resets_since_ns;  ///< 0: it does not wait for a segment after this one
   std::atomic<const std::uint64_t*> probe;    ///< where the job's nonce stands in its memory
 };
 

@@ -272,7 +272,8 @@ std::string DifferentCallsText(std::string_view calls) {
 bool DoAllAwait(const Session& session, const std::set<std::int64_t>& seats) {
   return std::all_of(seats.begin(), seats.end(), [&](std::int64_t seat) {
     const BlackBox* const box = BoxOf(session, seat);
-    return box != nullptr && PhaseIn(*box) == Phase::kAwaiting;
+    return box != nullptr &&
+           (PhaseIn(*box) == Phase::kAwaiting || PhaseIn(*box) == Phase::kCalling);
   });
 }
 

@@ -59,7 +59,7 @@ void Watchdog::SetTimeout(std::int64_t timeout_ns) {
 }
 
 void Watchdog::FailRun(std::int64_t run, std::shared_ptr<const Status> cause) {
-  const bool is_told = IsPythonThread() || InlineRun(run).load(std::memory_order_relaxed) == run;
+  const bool is_told = IsPythonThread() || IsInline(run);
   {
     const std::lock_guard<std::mutex> lock(failed_mutex_);
     for (FailedRun& failed : failed_) {

@@ -51,6 +51,9 @@ class Watchdog {
   /// The program of the run is executed in a thread of Python's, beyond its calls that are resumed
   /// elsewhere: JAX raises its failure where it was started, so that the user is told.
   void NoteInline(std::int64_t run) { InlineRun(run).store(run, std::memory_order_relaxed); }
+  [[nodiscard]] bool IsInline(std::int64_t run) {
+    return InlineRun(run).load(std::memory_order_relaxed) == run;
+  }
 
   /// Why the run failed, or null. Costs one load while no run has failed.
   std::shared_ptr<const Status> FailureOf(std::int64_t run);

@@ -27,7 +27,14 @@ void Witness::AwaitLook() {
   }
   num_wanted_ = std::max(num_wanted_, num_failures);
   wanted_.notify_one();
+  ++num_held_;
   is_deaf_ = !looked_.wait_for(lock, kPatience, is_over) || is_deaf_;
+  --num_held_;
+}
+
+bool Witness::IsAnyoneHeld() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_held_ > 0;
 }
 
 bool Witness::AwaitFailure(std::int64_t limit_ns) {

@@ -19,6 +19,7 @@ class Witness {
   /// Waits until the watchdog's failures so far have been looked at, if somebody looks, and has
   /// since others waited in vain; bounded. Not under a lock, and not on a thread that has Python's.
   void AwaitLook();
+  [[nodiscard]] bool IsAnyoneHeld();
 
   /// For the thread that looks: waits until somebody waits for that, or for so long. Whether it is
   /// to go on.
@@ -41,6 +42,7 @@ class Witness {
   bool is_deaf_ = false;          // somebody has waited in vain since the last look
   std::uint64_t num_wanted_ = 0;  // failures that somebody waits to have looked at
   std::uint64_t num_looked_at_ = 0;
+  int num_held_ = 0;
 };
 
 }  // namespace jaxcoll

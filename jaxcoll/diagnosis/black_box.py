@@ -26,8 +26,16 @@ _WORDS = struct.Struct("<Q11Q15q")
 # Of a site, as csrc/host/black_box.cc, kMaxTexts.
 _MOST_TEXTS = 4
 
-PHASES = ("unknown", "in Python", "compiling", "in a callback", "waiting for results", "ended")
-PYTHON, COMPILING, CALLBACK, AWAITING, ENDED = range(1, 6)
+PHASES = (
+    "unknown",
+    "in Python",
+    "compiling",
+    "in a callback",
+    "waiting for results",
+    "ended",
+    "in a call",
+)
+PYTHON, COMPILING, CALLBACK, AWAITING, ENDED, CALLING = range(1, 7)
 
 MOMENTS = ("arrived", "opened", "met", "moved", "resumed")
 _ENTRY = np.dtype(

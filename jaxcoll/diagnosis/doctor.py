@@ -302,9 +302,18 @@ def _doing(dumps: Dumps, process: int) -> list[str]:
                 "" if dump["state"] == "running" else f" when it was seen last, {ago:.1f} s before"
             )
             where = ", at" if dump["stack"] else "; no Python code of the user's ran."
-            lines.append(f"It was {dump['phase']} for {since:.1f} s{seen}{where}")
+            pause = _pause_text(dump)
+            lines.append(f"It was {dump['phase']} for {since:.1f} s{seen}{pause}{where}")
         lines += [f"  {line}" for line in dump["stack"].splitlines()]
     return lines
+
+
+def _pause_text(dump: Mapping[str, Any]) -> str:
+    """Says of an `allow_pause` that was too short how long it had been over."""
+    over_ns = dump["clock"]["now_ns"] - dump.get("paused_until_ns", 0)
+    if not dump.get("paused_until_ns") or over_ns < 0:
+        return ""
+    return f", its allow_pause over for {over_ns * 1e-9:.1f} s"
 
 
 def _place_text(place: Place) -> str:

@@ -16,7 +16,7 @@ import jax
 from jaxcoll import _decisions, _native
 from jaxcoll._config import config
 from jaxcoll._processes import xla_limit_s
-from jaxcoll.diagnosis import black_box
+from jaxcoll.diagnosis import black_box, errors
 from jaxcoll.diagnosis.stacks import Look
 
 # So long a wait is nothing to look into.
@@ -86,6 +86,9 @@ class Standstill:
             return None
         if now - self._since < SHORT_S or self._is_told:
             return None
+        if (unseen := errors.unseen()) and self._is_withheld(now):
+            self._is_told = True
+            return _withheld(unseen, seen)
         still_s = self._still.look(now, seen)
         limit_s = limit_before_xlas_s()
         # A callback may take its time, but for what XLA would not wait for.
@@ -101,10 +104,27 @@ class Standstill:
             f"device came to it.\n{_decisions.latest()}\nthis process:\n{seen.stack}"
         )
 
+    def _is_withheld(self, now: float) -> bool:
+        """Tells whether errors have been there for so long that something keeps them."""
+        self._failed_since = min(self._failed_since, now)
+        return now - self._failed_since >= SHORT_S
+
     def _begin(self, now: float) -> None:
         self._since = self._last = now
+        self._failed_since = math.inf
         self._still.begin(now)
         self._is_told = False
+
+
+def _withheld(texts: list[str], seen: Look) -> str:
+    """Says what has failed where XLA does not: until all devices' parts of a program are over."""
+    why = "a callback is not over" if seen.callbacks else "a device of it is not ready"
+    said = "\n".join(texts)
+    return (
+        f"jaxcoll: a call has failed, of which the program learns later: {why}. For one that never "
+        f"ends JAX waits at the exit, too: what ends the process is `kill {os.getpid()}`, not "
+        f"Ctrl-C.\n{said}\nthis process:\n{seen.stack}"
+    )
 
 
 def limit_before_xlas_s() -> float:

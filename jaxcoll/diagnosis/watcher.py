@@ -95,7 +95,10 @@ class _Watcher(threading.Thread):
         seen = stacks.look()
         ends = f"ends with {self._ended_with}" if self._ended_with else ""
         stack = "\n".join(filter(None, (ends, seen.stack)))
-        self._core.tell(seen.phase, stack, seen.callbacks, question)
+        # Such a call shows in no frame.
+        is_calling = seen.phase == black_box.PYTHON and self._core.is_calling()
+        phase = black_box.CALLING if is_calling else seen.phase
+        self._core.tell(phase, stack, seen.callbacks, question)
         self._dump_what_is_due()
         if (text := self._standstill.look(seen, time.monotonic())) is not None:
             logger.error("%s\n%s", text, self._dumped())

@@ -126,6 +126,15 @@ void AnEmptyStackHasNoHeading(Context& context) {
                  [&] { return text(""); });
   context.Expect(text("a") == "\n  in Python for 2.0 s; Python stack, 1.0 s ago:\n    a",
                  [&] { return text("a"); });
+  header.paused_until_ns.store(5 * kSecond);
+  context.Expect(text("a") == "\n  in Python for 2.0 s; Python stack, 1.0 s ago:\n    a",
+                 [&] { return text("a"); });
+  header.paused_until_ns.store(kSecond / 2);
+  context.Expect(text("a") ==
+                     "\n  in Python for 2.0 s; its allow_pause was over 3.5 s ago; "
+                     "Python stack, 1.0 s ago:\n    a",
+                 [&] { return text("a"); });
+  header.paused_until_ns.store(0);
   header.phase.store(static_cast<std::int64_t>(Phase::kEnded));
   context.Expect(text("").empty(), [&] { return text(""); });
   context.Expect(text("E: a, at b:1 (c)") == "\n  ended with E: a, at b:1 (c)",

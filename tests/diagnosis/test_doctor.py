@@ -106,6 +106,16 @@ def test_a_rank_is_behind(job, tmp_path):
     assert 'File "a.py", line 2, in f' in text
 
 
+def test_an_allow_pause_that_was_too_short(job, tmp_path):
+    job.call(1, (0, 1, 3))
+    job.dumps[2]["paused_until_ns"] = 10**9 - 10 * 10**9 - 2 * 10**9
+    text, _ = doctor.report(job.write(tmp_path))
+    assert "It was in Python for 1.0 s, its allow_pause over for 2.0 s, at" in text
+    job.dumps[2]["paused_until_ns"] += 4 * 10**9
+    text, _ = doctor.report(job.write(tmp_path))
+    assert "It was in Python for 1.0 s, at" in text
+
+
 def test_a_process_that_runs_no_code_of_the_users(job, tmp_path):
     job.call(1, (0, 1, 3))
     job.dumps[2]["stack"] = ""

@@ -256,11 +256,11 @@ def test_who_caught_an_error_where_the_program_was_started_knows_of_it(how):
     assert said[0] == ["caught"]
 
 
-def test_an_error_where_the_program_was_started_is_said_once():
+def test_an_error_where_the_program_was_started_is_said_once(tmp_path):
     command = [sys.executable, "-P", "-m", "jaxcoll", "run", "-n", "2"]
     done = subprocess.run(
         [*command, str(JOBS / "inline.py"), "raised"],
-        env=job_environment(),
+        env={**job_environment(), "JAXCOLL_DUMP_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -270,6 +270,8 @@ def test_an_error_where_the_program_was_started_is_said_once():
         said = [line for line in done.stderr.splitlines() if line.startswith(f"[{rank}] ")]
         assert sum("all_reduce over" in line for line in said) == 1, done.stderr
         assert any("ValueError: INTERNAL: jaxcoll.CollectiveError" in line for line in said)
+    dumps = [json.loads(path.read_text()) for path in tmp_path.rglob("*.json")]
+    assert {dump["phase"] for dump in dumps} == {"in a call"}
 
 
 IN_ONE_PROCESS = """

@@ -145,6 +145,16 @@ def test_a_stopped_process_is_named_and_fails_when_it_goes_on(tmp_path):
         assert "works again" in said
 
 
+def test_a_process_that_resets_without_the_call(tmp_path):
+    lines = fail("reset", tmp_path)
+    seconds, text = error_of(lines[0])
+    assert seconds < BUSY_S
+    assert re.search(r"rank 1 \(process 1, pid \d+, running\)", text), text
+    assert "(the process has called jaxcoll.reset() without this call)" in text
+    assert "works again" in lines[0]
+    assert "no error in the next call" in lines[1]
+
+
 def test_a_process_that_ends_without_the_call(tmp_path):
     _, text = error_of(fail("left", tmp_path)[0])
     assert re.search(r"rank 1 \(process 1, pid \d+, (leaving|ended)\)", text), text

@@ -127,6 +127,12 @@ def go_wrong(kind: str) -> None:
                 (FOLDER / "pid").write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGSTOP)
             run(after, ones())
+        case "reset":  # by one alone, say for an exception of its own
+            jaxcoll.config.timeout_s = 60
+            if RANK == 1:
+                jaxcoll.reset()
+            else:
+                run(after, ones())
         case "left":
             if RANK == 1:
                 sys.exit(0)
@@ -165,7 +171,8 @@ def fail(kind: str) -> None:
         except RuntimeError as error:
             is_alone = error.__cause__ is None and error.__suppress_context__
             say(f"{error}{' (alone)' if is_alone else ''}")
-    if "killed" not in kind and kind != "left":
+    has_reset = kind == "reset" and RANK == 1
+    if "killed" not in kind and kind != "left" and not has_reset:
         jaxcoll.config.timeout_s = 60
         jaxcoll.reset()
         (shard, *_) = run(healthy, ones()).addressable_shards
