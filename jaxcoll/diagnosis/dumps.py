@@ -44,6 +44,15 @@ class _Folder:
     shared: str | None = None
 
 
+def silent() -> dict[int, BlackBox]:
+    """Returns what is left of this host's processes that are gone, or stopped."""
+    return {
+        process: box
+        for process, box in _Others.boxes.items()
+        if state_of(box.about()["pid"]) != "running"
+    }
+
+
 def card() -> dict[str, str]:
     """Returns what all processes of a job take from the first one."""
     return {"job": _Others.job, "folder": str(folder() or "")}

@@ -57,9 +57,16 @@ class Parts:
     def write(self, process: int, part: Mapping[str, Any]) -> None:
         """Writes what a process has seen where the first one looks for it."""
         file = self._file(process)
-        hidden = file.with_name(f".{file.name}")
+        hidden = file.with_name(f".{file.name}.{os.getpid()}")
         hidden.write_text(json.dumps(part))
         hidden.replace(file)
+
+    def write_of_silent(self, since_ns: int) -> None:
+        """Writes the last calls, since a time, of processes that can't do so any more."""
+        for process, box in dumps.silent().items():
+            calls = box.calls()
+            if not self._file(process).exists():
+                self.write(process, _part(box, calls[calls["arrived"] >= since_ns]))
 
     def read(self, count: int, limit_s: float = 0.0) -> dict[int, dict[str, Any]]:
         """Returns what all processes have seen; waits for those that lack.
@@ -88,13 +95,14 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Writes a timeline of all native collectives inside the block, for Perfetto.
 
     All processes of a job call it alike, with the same path in a folder that they share; process 0
-    writes the file when all have left the block. `jaxcoll run --trace PATH` does so for a whole
-    script. One track for each device: a slice for each call, with waiting (for the ranks that had
-    not come) told from moving, its operands and source line, and arrows from the rank that came
-    last. Beside it a picture, `.png`, where matplotlib is installed; and tables are printed: what a
-    step of each device is made of, who the others wait for, and the slowest steps. A step is an
-    execution of a program, on all devices whose calls met in it. On one host all clocks are one;
-    over several hosts they are those of the day, and as far apart as these.
+    writes the file when all have left the block; of one of its host that was killed it has the last
+    4,096 calls of each device. `jaxcoll run --trace PATH` does so for a whole script. One track for
+    each device: a slice for each call, with waiting (for the ranks that had not come) told from
+    moving, its operands and source line, and arrows from the rank that came last. Beside it a
+    picture, `.png`, where matplotlib is installed; and tables are printed: what a step of each
+    device is made of, who the others wait for, and the slowest steps. A step is an execution of a
+    program, on all devices whose calls met in it. On one host all clocks are one; over several
+    hosts they are those of the day, and as far apart as these.
 
     Cost: a thread looks every 2 ms for new calls, and keeps about 100 bytes of each.
 
@@ -132,10 +140,11 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         patience_s = _PARTS_S
     finally:
         if collector.is_of_this_process():
-            _leave(collector.end(), path, patience_s)
+            _leave(collector, path, patience_s)
 
 
-def _leave(part: dict[str, Any], path: Path, patience_s: float) -> None:
+def _leave(collector: "Collector", path: Path, patience_s: float) -> None:
+    part = collector.end()
     process, count = _compat.process_id_and_count()
     if count == 1:
         finish({0: part}, path)
@@ -143,6 +152,7 @@ def _leave(part: dict[str, Any], path: Path, patience_s: float) -> None:
     parts = Parts(path, dumps.job(), _counts[path])
     parts.write(process, part)
     if process == 0:
+        parts.write_of_silent(collector.since_ns)
         finish(parts.read(count, patience_s), path)
 
 
@@ -160,7 +170,9 @@ def follow(path: str) -> None:
             return
         await_steps()
         process, _ = _compat.process_id_and_count()
-        Parts(Path(path), dumps.job()).write(process, collector.end())
+        parts = Parts(Path(path), dumps.job())
+        parts.write(process, collector.end())
+        parts.write_of_silent(collector.since_ns)
 
     atexit.register(leave)
 
@@ -173,6 +185,7 @@ class Collector(threading.Thread):
         self._box = box
         self._pid = os.getpid()
         self._stops = threading.Event()
+        self.since_ns = time.monotonic_ns()
         # By device, up to where all calls have ended.
         self._done = {int(call["device"]): int(call["sequence"]) for call in box.calls()}
         self._kept: list[np.ndarray] = []
@@ -214,13 +227,17 @@ class Collector(threading.Thread):
         calls = np.concatenate([np.empty(0, CALL), *self._kept])
         if self._lost:
             logger.warning("jaxcoll: trace: %d calls came too fast to be seen", self._lost)
-        part = dumps.contents(self._box)
-        part["calls"] = {"columns": list(CALL.names or ()), "rows": calls.tolist()}
-        return {
-            **part,
-            "sites": {str(s): t for s, t in self._box.sites().items()},
-            "state": "ended",
-        }
+        return _part(self._box, calls)
+
+
+def _part(box: BlackBox, calls: np.ndarray) -> dict[str, Any]:
+    """Returns calls of a process as a dump has them."""
+    return {
+        **dumps.contents(box),
+        "calls": {"columns": list(CALL.names or ()), "rows": calls.tolist()},
+        "sites": {str(s): t for s, t in box.sites().items()},
+        "state": "ended",
+    }
 
 
 def finish(parts: dict[int, dict[str, Any]], path: Path) -> None:

@@ -596,6 +596,27 @@ def test_a_timeline_of_a_job(tmp_path):
 
 
 @full
+def test_a_timeline_has_what_a_process_did_that_was_killed(tmp_path):
+    file = tmp_path / "timeline.json"
+    launcher = ["-m", "jaxcoll", "run", "-n", "2", "--trace", str(file)]
+    done = subprocess.run(
+        [sys.executable, *launcher, EXAMPLE, *("--fault", "dies", "--rank", "1")],
+        env=job_environment() | {"JAXCOLL_DUMP_DIR": str(tmp_path / "dumps")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=START_S,
+        cwd=ROOT,
+    )
+    assert done.returncode == 128 + 9, done.stdout
+    assert "has left nothing" not in done.stdout
+    calls = [e for e in json.loads(file.read_text())["traceEvents"] if e.get("cat") == "call"]
+    of = [sum(e["pid"] == process for e in calls) for process in range(2)]
+    assert 0 < of[0] - 2 <= of[1] <= of[0]
+    assert not [path for path in tmp_path.iterdir() if "process_" in path.name]
+
+
+@full
 def test_a_step_on_lax_that_a_process_does_not_begin():
     lines = run_job("watched.py", processes=2, JAXCOLL_BACKEND="lax")
     reports = [line for line in lines[0] if line.startswith("reported: ")]
