@@ -33,6 +33,8 @@ from jaxcoll.diagnosis import watcher
 
 # Devices of a call that the black box names: there is room for 2 KiB.
 _MOST_DESCRIBED = 64
+# csrc/host/recorder.h, kMaxDevices: how records number the devices of a process.
+_MOST_OF_A_PROCESS = 2048
 # csrc/host/work.h, kMaxRanks: the engine keeps a pointer for each rank on the stack.
 _MAX_GROUP = 256
 
@@ -364,13 +366,17 @@ def _describe(
         members = [int(member) for group in groups for member in group]
         devices = _compat.mesh_devices(ctx)
         details["devices"] = placement["devices"] or members
-        details["ordinals"] = [
-            m if devices is None else devices[m].local_hardware_id for m in members
-        ]
+        details["ordinals"] = [m if devices is None else _ordinal(devices[m]) for m in members]
         details["processes"] = placement.get("processes", ())
     what = ", ".join(filter(None, [f"{size:,} bytes", request.parameters]))
     text = f"{request.op} over {axes or 'no axis'} of {types} ({what}), called at {source}"
     _native.describe_site(site, text, details)
+
+
+def _ordinal(device: jax.Device) -> int:
+    """Returns a device's number in its process, as in the records."""
+    local = device.local_hardware_id  # None for those of other processes
+    return device.id % _MOST_OF_A_PROCESS if local is None else local
 
 
 def _path_text(ctx: Context, placement: Mapping[str, Sequence[int]]) -> str:

@@ -10,6 +10,9 @@ import jax
 from jaxcoll._config import DEFAULT_TIMEOUT_S, config, logger, timeout_from
 
 # XLA's own limit on the waits of its own collectives, after which it ends the process.
+# XLA warns after the first of these limits, waits as long as the second, and ends the process.
+_XLA_WARN = "--xla_cpu_collective_call_warn_stuck_timeout_seconds"
+_XLA_WARN_S = 20
 _XLA_TERMINATE = "--xla_cpu_collective_call_terminate_timeout_seconds"
 _XLA_TERMINATE_S = 40
 _FOR_EVER_S = 10**7
@@ -23,9 +26,10 @@ def simulate_cpu_devices(num_devices: int) -> None:
     Call it before JAX starts, that is before the first computation, `jax.devices()` or the like. It
     also sets what a multi-device CPU program needs: a thread pool that un-awaited steps can't
     exhaust (`PJRT_NPROC`; with XLA's default, more than 32 of them hang), and the limits on the
-    waits of XLA's own collectives, which end the process: twice `config.timeout_s` as it is when
-    JAX starts, so that an error of ours comes first, and 40 s, XLA's default, at least. In a job
-    that `jaxcoll run --devices-per-process` started it does nothing: that number holds.
+    waits of XLA's own collectives, which end the process: after one and a half times
+    `config.timeout_s`, as it is when JAX starts, XLA warns, and after twice as long as that limit
+    more it ends, so that an error of ours comes first; each is 40 s at least. In a job that
+    `jaxcoll run --devices-per-process` started it does nothing: that number holds.
 
     Args:
         num_devices: how many devices, at least 1.
@@ -97,9 +101,13 @@ def prepare(num_devices: int) -> None:
 
 def xla_limit_s() -> int:
     """Returns after how long XLA ends a process that waits in a collective of its own."""
-    found = re.findall(rf"{_XLA_TERMINATE}=(-?\d+)", os.environ.get("XLA_FLAGS", ""))
-    limit_s = int(found[-1]) if found else _XLA_TERMINATE_S
-    return limit_s if limit_s >= 0 else _FOR_EVER_S
+    limits_s = [_flag_s(_XLA_WARN, _XLA_WARN_S), _flag_s(_XLA_TERMINATE, _XLA_TERMINATE_S)]
+    return sum(limits_s) if min(limits_s) >= 0 else _FOR_EVER_S
+
+
+def _flag_s(name: str, default_s: int) -> int:
+    found = re.findall(rf"{name}=(-?\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(found[-1]) if found else default_s
 
 
 def _warn_of_xla_limit(timeout_s: float | None) -> None:
@@ -138,7 +146,7 @@ def _limits(timeout_s: float | None) -> list[str]:
     return [
         f"{name}={max(seconds, _XLA_TERMINATE_S)}"
         for name, seconds in (
-            ("--xla_cpu_collective_call_warn_stuck_timeout_seconds", ours_s + ours_s // 2),
+            (_XLA_WARN, ours_s + ours_s // 2),
             (_XLA_TERMINATE, 2 * ours_s),
         )
     ]

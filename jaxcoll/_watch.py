@@ -25,6 +25,8 @@ _LOOK_S = 0.1
 _GRACE_S = 3.0
 # How often a process tells the others how far it is, through JAX's coordination service.
 _TELL_S = 2.0
+# A process that has said that it is excused says so again meanwhile.
+_STALE_S = 3 * _TELL_S
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -321,6 +323,7 @@ class _Thread(threading.Thread):
         self._still = standstill.Stillness()
         self._told_at = 0.0
         self._told = ""
+        self._beats: dict[int, tuple[int, float]] = {}  # of others: the last, and since when
 
     @staticmethod
     @ft.cache
@@ -375,7 +378,7 @@ class _Thread(threading.Thread):
             if each.is_done:  # meanwhile
                 continue
             cards = self._cards()
-            if any(card["is_excused"] for card in cards.values()):
+            if self._is_anyone_excused(now, cards):
                 each.waited_s -= _TELL_S  # asks again then
                 continue
             each.is_reported = True
@@ -384,9 +387,9 @@ class _Thread(threading.Thread):
     def _report(self, watched: _Watched, why: str, cards: dict[int, dict[str, Any]]) -> None:
         late = f"jaxcoll: {watched.name} has not ended within {watched.waited_s:.1f} s"
         lines = [f"{late} ({why})", "this process:", stacks.look(watched.thread).stack]
-        lines += self._behind(cards)
+        lines += self._others(cards)
         with contextlib.suppress(RuntimeError, OSError):
-            lines.append(f"dumped to {dumps.dump()}")
+            lines.append(f"dumped to {dumps.of_report(lines[0])}")
         logger.error("%s", "\n".join(line for line in lines if line))
         # To trace a step can take longer than XLA waits.
         if listing := watched.listing():
@@ -399,7 +402,9 @@ class _Thread(threading.Thread):
         if now - self._told_at < _TELL_S or not jax.distributed.is_initialized():
             return
         about = {"begun": self.begun, "phase": black_box.PHASES[seen.phase], "stack": seen.stack}
-        card = json.dumps({**about, "is_excused": is_excused})
+        # Who says no more that it is excused has stopped, or died.
+        beat = int(now / _TELL_S) if is_excused else 0
+        card = json.dumps({**about, "is_excused": is_excused, "beat": beat})
         self._told_at = now
         if card != self._told:
             self._told = card
@@ -421,20 +426,39 @@ class _Thread(threading.Thread):
         cards.pop(me, None)
         return cards
 
-    def _behind(self, cards: dict[int, dict[str, Any]]) -> list[str]:
-        """Says which processes have begun fewer steps than this one, and what they do."""
+    def _is_anyone_excused(self, now: float, cards: dict[int, dict[str, Any]]) -> bool:
+        """Tells whether another process has a reason not to come, of which it still tells."""
+        found = False
+        for process, card in cards.items():
+            beat, since = self._beats.get(process, (None, now))
+            since = since if card["beat"] == beat else now
+            self._beats[process] = card["beat"], since
+            found |= card["is_excused"] and now - since < _STALE_S
+        return found
+
+    def _others(self, cards: dict[int, dict[str, Any]]) -> list[str]:
+        """Says which processes have begun fewer steps than this one, if any, and what they do.
+
+        Where none has, what all do.
+        """
         me, count = _compat.process_id_and_count()
-        lines = []
+        silent = {
+            process: dumps.state_of(box.about()["pid"]) for process, box in dumps.silent().items()
+        }
+        unknown, behind, rest = [], [], []
         for process in (each for each in range(count) if each != me):
             card = cards.get(process)
             if card is None:
-                lines.append(f"process {process} has not begun to watch a step")
+                unknown.append(f"process {process} has not begun to watch a step")
                 continue
-            for name, begun in self.begun.items():
-                other = card["begun"].get(name, 0)
-                if other < begun:
-                    lines.append(
-                        f"process {process} has begun {other} calls of {name}, this one {begun}; "
-                        f"it is {card['phase']}:\n{card['stack']}"
-                    )
-        return lines
+            state = silent.get(process)
+            phase = card["phase"] if state is None else f"{state}; it was {card['phase']}"
+            doing = f"it is {phase}:\n{card['stack']}"
+            late = [
+                f"process {process} has begun {other} calls of {name}, this one {begun}; {doing}"
+                for name, begun in self.begun.items()
+                if (other := card["begun"].get(name, 0)) < begun
+            ]
+            behind += late
+            rest.append(f"process {process}: {doing}")
+        return unknown + (behind or rest)

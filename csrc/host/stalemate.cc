@@ -97,6 +97,49 @@ Phase PhaseIn(const BlackBox& box) {
   return static_cast<Phase>(box.header().phase.load(std::memory_order_acquire));
 }
 
+// What is said of the group of a call: "" but where it alone tells calls apart.
+class GroupNames {
+ public:
+  explicit GroupNames(const std::vector<std::pair<std::int64_t, Calls>>& stood_in) {
+    for (const auto& [process, calls] : stood_in) {
+      for (const OpenCall& call : calls) {
+        std::vector<std::uint64_t>& groups = groups_of_[call.text];
+        if (std::find(groups.begin(), groups.end(), call.name.group) == groups.end()) {
+          groups.push_back(call.name.group);
+        }
+      }
+    }
+  }
+
+  std::string Of(const OpenCall& call) const {
+    const std::vector<std::uint64_t>& groups = groups_of_.at(call.text);
+    const auto at = std::find(groups.begin(), groups.end(), call.name.group) - groups.begin();
+    return groups.size() < 2 ? "" : ", in mesh " + std::to_string(at + 1);
+  }
+
+  std::string Explanation() const {
+    const bool is_used = std::any_of(groups_of_.begin(), groups_of_.end(),
+                                     [](const auto& known) { return known.second.size() > 1; });
+    return is_used ? " (these meshes differ in their devices, or in the order of them)" : "";
+  }
+
+ private:
+  std::map<std::string, std::vector<std::uint64_t>> groups_of_;  // by the call's text
+};
+
+// Says in which calls which processes stand.
+std::string StoodInText(const std::vector<std::pair<std::int64_t, Calls>>& stood_in) {
+  const GroupNames names(stood_in);
+  std::vector<std::pair<std::int64_t, std::string>> doings;
+  for (const auto& [process, calls] : stood_in) {
+    std::string& doing = doings.emplace_back(process, "").second;
+    for (const OpenCall& call : calls) {
+      doing += (doing.empty() ? "" : ", and ") + DoingText(call) + names.Of(call);
+    }
+  }
+  return DoingsText("process", doings) + names.Explanation();
+}
+
 }  // namespace
 
 std::set<std::int64_t> FindStuck(const std::vector<Wait>& waits) {
@@ -178,17 +221,17 @@ Stalemate FindStalemate(const Session& session, std::optional<std::uint64_t> gro
   if (stuck.count(static_cast<std::int64_t>(session.seat())) == 0) {
     return {};
   }
-  std::vector<std::pair<std::int64_t, std::string>> doings;
+  std::vector<std::pair<std::int64_t, Calls>> stood_in;
   for (const std::int64_t seat : stuck) {
-    std::string& doing =
-        doings.emplace_back(session.processes()[static_cast<std::size_t>(seat)], "").second;
+    Calls& calls =
+        stood_in.emplace_back(session.processes()[static_cast<std::size_t>(seat)], Calls()).second;
     for (const OpenCall& call : by_seat[static_cast<std::size_t>(seat)]) {
       if (call.has_waited || call.is_left) {
-        doing += (doing.empty() ? "" : ", and ") + DoingText(call);
+        calls.push_back(call);
       }
     }
   }
-  return {.seats = std::move(stuck), .text = DoingsText("process", doings)};
+  return {.seats = std::move(stuck), .text = StoodInText(stood_in)};
 }
 
 Stalemate FindDifferentLeft(Session& session, std::uint64_t group, std::int64_t now_ns,

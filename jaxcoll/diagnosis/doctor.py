@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxcoll.diagnosis import black_box, errors
-from jaxcoll.diagnosis.records import Call, Dumps, Place, read
+from jaxcoll.diagnosis.records import Call, Dumps, Place, late, read
 
 # Exit status by finding, the most serious first; FAILED: an error that no other explains.
 GONE, MISMATCH, BEHIND, SLOW, FAILED = 3, 4, 5, 6, 7
@@ -49,7 +49,7 @@ def diagnose(dumps: Dumps) -> list[Finding]:
     if all(finding.status not in (GONE, MISMATCH) for finding in found):
         found += _different(dumps)
     if not found and _reasons(dumps):
-        found = [Finding(FAILED, "calls have failed, and the dumps show no more than the error.")]
+        found = [Finding(FAILED, _no_call_tells(dumps))]
     if not found:
         found = [*_stragglers(dumps), *_slow_groups(dumps)]
     return sorted(found, key=lambda finding: finding.status)
@@ -67,6 +67,19 @@ def report(paths: Sequence[str | Path]) -> tuple[str, int]:
             "nothing is wrong: no rank is waited for long, and none is late again and again"
         )
     return "\n\n".join(lines), found[0].status if found else 0
+
+
+def _no_call_tells(dumps: Dumps) -> str:
+    """Says what the processes did where no call on the native path shows who is late."""
+    lines = [
+        "the dumps show no more of calls than the error; who is late may show in what was done:"
+    ]
+    for process in list(range(dumps.num_processes))[:_MOST_SHOWN]:
+        if process in dumps.by_process:
+            lines += [f"process {process}:", *_doing(dumps, process)]
+        else:
+            lines.append(f"process {process} has left no dump: is it stopped, or gone?")
+    return "\n".join(lines)
 
 
 def _head(dumps: Dumps) -> str:
@@ -156,12 +169,17 @@ def _gone(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
     silent = set(range(dumps.num_processes)) - set(dumps.by_process)
     for process, dump in sorted(dumps.by_process.items()):
         if dump["state"] == "gone":
-            lines = [f"process {process} {_end_text(dump)}", *_doing(dumps, process)]
-            yield Finding(GONE, "\n".join(lines))
-    late = [place for calls in open_calls for place in _missing_places(dumps, calls)]
-    missed = {place.process for place in late if place is not None}
+            lines = [f"process {process} {_end_text(dump)}"]
+            for calls in open_calls:
+                missing = [p for p in _missing_places(dumps, calls) if p and p.process == process]
+                if missing:
+                    lines += _did_not_come(dumps, calls, missing)
+                    break  # it may be to blame for others, which began later
+            yield Finding(GONE, "\n".join([*lines, *_doing(dumps, process)]))
+    places = [place for calls in open_calls for place in _missing_places(dumps, calls)]
+    missed = {place.process for place in places if place is not None}
     # A rank whose place nobody knows is where nothing is known.
-    for process in sorted(silent if None in late else silent & missed):
+    for process in sorted(silent if None in places else silent & missed):
         yield Finding(GONE, f"process {process} is gone, or can't write its dump, and others wait.")
 
 
@@ -187,13 +205,13 @@ def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
     for calls in open_calls:
         for call in calls:
             waits[call.place].append(calls)
-    late = {id(calls): _missing_places(dumps, calls) for calls in open_calls}
+    missing = {id(calls): _missing_places(dumps, calls) for calls in open_calls}
     seen: set[Place] = set()
     for calls in open_calls:
-        blamed = _blamed(calls, late, waits)
+        blamed = _blamed(calls, missing, waits)
         behind = [
             place
-            for place in late[id(calls)]
+            for place in missing[id(calls)]
             if place in blamed
             and place is not None
             and place not in seen
@@ -202,7 +220,9 @@ def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
         if behind:
             seen |= set(behind)
             yield Finding(BEHIND, _behind_text(dumps, calls, behind))
-        elsewhere = [place for place in late[id(calls)] if place is not None and place not in seen]
+        elsewhere = [
+            place for place in missing[id(calls)] if place is not None and place not in seen
+        ]
         if not blamed and elsewhere:
             seen |= {*elsewhere, *(call.place for call in calls)}
             others = [met for place in elsewhere for met in waits[place]]
@@ -211,7 +231,7 @@ def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
 
 def _blamed(
     calls: list[Call],
-    late: dict[int, list[Place | None]],
+    missing: dict[int, list[Place | None]],
     waits: dict[Place, list[list[Call]]],
 ) -> set[Place | None]:
     """Returns those that wait nowhere among whom the ranks of a call wait for, in the end."""
@@ -223,7 +243,7 @@ def _blamed(
         if id(met) in looked_at:
             continue
         looked_at.add(id(met))
-        for place in late[id(met)]:
+        for place in missing[id(met)]:
             if place is None or place not in waits:
                 found.add(place)
             else:
@@ -261,18 +281,21 @@ def _before(dumps: Dumps, call: Call) -> Call | None:
     )
 
 
-def _behind_text(dumps: Dumps, calls: list[Call], late: list[Place]) -> str:
+def _behind_text(dumps: Dumps, calls: list[Call], those: list[Place]) -> str:
+    lines = _did_not_come(dumps, calls, those, " is behind: it")
+    for process in dict.fromkeys(place.process for place in those):
+        lines += _doing(dumps, process)
+    return "\n".join(lines)
+
+
+def _did_not_come(dumps: Dumps, calls: list[Call], those: list[Place], why: str = "") -> list[str]:
     ranks = _missing_ranks(dumps, calls)
-    missing = [rank for rank in ranks if dumps.place_of(calls[0], rank) in late]
-    lines = [
-        f"rank {_joined(missing)} ({_joined(map(_place_text, late), '; ')}) is behind: it did not "
-        "come to",
+    missing = [rank for rank in ranks if dumps.place_of(calls[0], rank) in those]
+    return [
+        f"rank {_joined(missing)} ({_joined(map(_place_text, those), '; ')}){why} did not come to",
         f"  {_call_text(dumps, calls[0])},",
         f"in which {_ranks(calls)} waited for {_waited(dumps, calls) * 1e-9:.1f} s.",
     ]
-    for process in dict.fromkeys(place.process for place in late):
-        lines += _doing(dumps, process)
-    return "\n".join(lines)
 
 
 def _now(dumps: Dumps, call: Call) -> int:
@@ -343,36 +366,57 @@ def _whole(dumps: Dumps) -> dict[tuple[int, ...], list[Call]]:
 
 
 def _stragglers(dumps: Dumps) -> Iterator[Finding]:
-    late: dict[Place, dict[str, list[int]]] = collections.defaultdict(  # by what the calls are
+    """Processes, or devices of the only one, for which the others wait again and again."""
+    whole = _whole(dumps)
+    waits: dict[Any, dict[str, list[int]]] = collections.defaultdict(  # by what the calls are
         lambda: collections.defaultdict(list)
     )
-    whole = _whole(dumps)
+    devices: dict[Any, set[Place]] = collections.defaultdict(set)
+    num_calls: dict[Any, int] = collections.Counter()
+
+    def who(place: Place) -> Any:
+        return place.process if dumps.num_processes > 1 else place
+
     for calls in whole.values():
-        *_, before, last = sorted(calls, key=lambda call: call.arrived)
-        wait = last.arrived - before.arrived
-        if wait > _LATE_NS:
-            late[last.place][dumps.site_text(last.site, last.place.process)].append(wait)
-    if not late:
+        num_calls.update({who(call.place) for call in calls})
+        others_ns, those = late(calls)
+        for one in {who(call.place) for call in those}:
+            own = [call for call in those if who(call.place) == one]
+            wait = min(call.arrived for call in own) - others_ns
+            if wait > _LATE_NS:
+                devices[one] |= {call.place for call in own}
+                waits[one][dumps.site_text(own[0].site, own[0].place.process)].append(wait)
+    if not waits:
         return
     span = max(c.resumed for calls in whole.values() for c in calls) - min(
         c.arrived for calls in whole.values() for c in calls
     )
-    for place, by_call in sorted(late.items(), key=lambda item: -sum(map(sum, item[1].values()))):
-        waits = [wait for some in by_call.values() for wait in some]
-        own = sum(place in {call.place for call in calls} for calls in whole.values())
-        if len(waits) >= _LEAST_CALLS and sum(waits) > _WAIT_SHARE * span:
-            lines = [
-                f"{_place_text(place)} is a straggler: to {len(waits):,} of {own:,} calls it came "
-                f"last, {statistics.median(waits) * 1e-6:.1f} ms after the others (at most "
-                f"{max(waits) * 1e-6:.1f} ms), which is {sum(waits) / span:.0%} of the time. They "
-                "waited longest, in all, in"
-            ]
-            longest = sorted(by_call.items(), key=lambda item: -sum(item[1]))[:_MOST_CALLS]
-            lines += [
-                f"  {text} ({_count(len(some), 'time')}, {sum(some) * 1e-6:.1f} ms in all)"
-                for text, some in longest
-            ]
-            yield Finding(SLOW, "\n".join(lines))
+    for one, by_call in sorted(waits.items(), key=lambda item: -sum(map(sum, item[1].values()))):
+        all_waits = [wait for some in by_call.values() for wait in some]
+        if len(all_waits) >= _LEAST_CALLS and sum(all_waits) > _WAIT_SHARE * span:
+            yield Finding(SLOW, _straggler_text(devices[one], by_call, num_calls[one], span))
+
+
+def _straggler_text(
+    devices: set[Place], by_call: dict[str, list[int]], num_calls: int, span: int
+) -> str:
+    waits = [wait for some in by_call.values() for wait in some]
+    median_ms, most_ms = statistics.median(waits) * 1e-6, max(waits) * 1e-6
+    places = sorted(devices, key=lambda place: (place.process, place.device))
+    what, they, others = "is a straggler", "it", "They"
+    if len(places) > 1:
+        what, they, others = "are stragglers", "they", "The others"
+    lines = [
+        f"{_joined(map(_place_text, places), '; ')} {what}: to {len(waits):,} of {num_calls:,} "
+        f"calls {they} came last, {median_ms:.1f} ms after the others (at most {most_ms:.1f} ms), "
+        f"which is {sum(waits) / span:.0%} of the time. {others} waited longest, in all, in"
+    ]
+    longest = sorted(by_call.items(), key=lambda item: -sum(item[1]))[:_MOST_CALLS]
+    lines += [
+        f"  {text} ({_count(len(some), 'time')}, {sum(some) * 1e-6:.1f} ms in all)"
+        for text, some in longest
+    ]
+    return "\n".join(lines)
 
 
 def _slow_groups(dumps: Dumps) -> Iterator[Finding]:

@@ -143,6 +143,20 @@ def dump(path: str | os.PathLike[str] | None = None) -> Path:
     return _write(where, _own(box))
 
 
+def of_report(reason: str) -> Path:
+    """Writes the dump of this process after a report of a hang that no call has failed of.
+
+    Raises:
+        OSError: it can't be written.
+        RuntimeError: as `dump`.
+    """
+    box, where = black_box.own(), folder()
+    if box is None or where is None:
+        return dump()
+    own = _own(box)
+    return _write(where, {**own, "reason": own["reason"] or reason})
+
+
 def after_failure(reason: str) -> None:
     """Writes the dump of this process, and of those of this host that are gone."""
     box, where = black_box.own(), folder()

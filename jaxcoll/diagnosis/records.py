@@ -125,6 +125,21 @@ class Dumps:
         return None
 
 
+def late(calls: Sequence[Call]) -> tuple[int, list[Call]]:
+    """Returns of calls that met when the others had come, and those that came late after these.
+
+    That is after the longest pause between arrivals; at most half of them, for where most come
+    after one, that one is early. Ranks of a slow process come late together.
+    """
+    calls = sorted(calls, key=lambda call: call.arrived)
+    pauses = [
+        (calls[i].arrived - calls[i - 1].arrived, i)
+        for i in range(len(calls) - len(calls) // 2, len(calls))
+    ]
+    _, first = max(pauses)
+    return calls[first - 1].arrived, calls[first:]
+
+
 def read(paths: Sequence[str | Path]) -> Dumps:
     """Reads dumps: files, or folders with some.
 

@@ -29,6 +29,12 @@ _COMPILES = (
     "compiler.py",
     *(os.path.join("interpreters", name) for name in ("mlir.py", "partial_eval.py")),
 )
+# Inside of these a program runs, whatever JAX was at when it began: gradients outside of `jit`
+# evaluate what they take apart.
+_EXECUTES = (
+    (os.path.join("interpreters", "pxla.py"), "__call__"),
+    ("dispatch.py", "apply_primitive"),
+)
 _CALLS_BACK = ("buffer_callback.py", "callback.py", "python_callback.py")
 _AWAITS = ("api.py", "array.py")
 _AWAITING = "block_until_ready"
@@ -257,6 +263,8 @@ def _phase_of(frames: list[_Frame]) -> int:
             file = frame.file[len(_JAX) :]
             if file in _CALLS_BACK:
                 return black_box.CALLBACK
+            if (file, frame.function) in _EXECUTES:
+                break
             if file in _COMPILES:
                 return black_box.COMPILING
     if frames and (frames[0].file in {_JAX + file for file in _AWAITS} or frames[0].awaits):

@@ -118,12 +118,20 @@ class Standstill:
 
 def _withheld(texts: list[str], seen: Look) -> str:
     """Says what has failed where XLA does not: until all devices' parts of a program are over."""
-    why = "a callback is not over" if seen.callbacks else "a device of it is not ready"
+    if seen.callbacks:
+        why = (
+            "a callback is not over. For one that never ends JAX waits at the exit, too: what ends "
+            f"the process is `kill {os.getpid()}`, not Ctrl-C"
+        )
+    else:
+        why = (
+            "a device of this process is not done. It may stand in a collective of XLA's own, "
+            f"which ends the process {xla_limit_s()} s after its first device came to it"
+        )
     said = "\n".join(texts)
     return (
-        f"jaxcoll: a call has failed, of which the program learns later: {why}. For one that never "
-        f"ends JAX waits at the exit, too: what ends the process is `kill {os.getpid()}`, not "
-        f"Ctrl-C.\n{said}\nthis process:\n{seen.stack}"
+        f"jaxcoll: a call has failed, of which the program learns later: {why}.\n{said}\n"
+        f"this process:\n{seen.stack}"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxcoll.diagnosis.records import Call, Dumps, Place
+from jaxcoll.diagnosis.records import Call, Dumps, Place, late
 
 # Tracks of a device, for calls that are under way at the same time.
 _LANES = 100
@@ -182,8 +182,10 @@ def rows(dumps: Dumps) -> list[Row]:
     late_ns: dict[Place, int] = collections.Counter()
     num_last: dict[Place, int] = collections.Counter()
     for calls in meetings:
-        num_last[calls[-1].place] += 1
-        late_ns[calls[-1].place] += calls[-1].arrived - calls[-2].arrived
+        others_ns, those = late(calls)
+        for call in those:
+            num_last[call.place] += 1
+            late_ns[call.place] += call.arrived - others_ns
     found = []
     for place, own in _by_place(_whole(dumps)).items():
         begins = [calls[0].arrived for calls in _steps_of(own)]

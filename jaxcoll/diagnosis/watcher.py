@@ -95,18 +95,21 @@ class _Watcher(threading.Thread):
         seen = stacks.look()
         ends = f"ends with {self._ended_with}" if self._ended_with else ""
         stack = "\n".join(filter(None, (ends, seen.stack)))
-        # Such a call shows in no frame.
-        is_calling = seen.phase == black_box.PYTHON and self._core.is_calling()
+        # Such a call shows in no frame, and those before it can be of JAX's tracing.
+        may_call = seen.phase in (black_box.PYTHON, black_box.COMPILING)
+        is_calling = may_call and self._core.is_calling()
         phase = black_box.CALLING if is_calling else seen.phase
         self._core.tell(phase, stack, seen.callbacks, question)
         self._dump_what_is_due()
         if (text := self._standstill.look(seen, time.monotonic())) is not None:
-            logger.error("%s\n%s", text, self._dumped())
+            logger.error("%s\n%s", text, self._dumped(text))
 
-    def _dumped(self) -> str:
-        """Dumps, and says where."""
-        where = dumps.folder()
-        return "" if where is None else f"dumped to {dumps.dump()}"
+    def _dumped(self, reason: str = "") -> str:
+        """Dumps, and says where; `reason`: what was reported, on its first line."""
+        if dumps.folder() is None:
+            return ""
+        file = dumps.of_report(reason.partition("\n")[0]) if reason else dumps.dump()
+        return f"dumped to {file}"
 
     def _seen_failure(self) -> tuple[int, str]:
         return self._core.num_failures(), self._core.job_failure() or ""

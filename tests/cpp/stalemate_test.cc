@@ -100,6 +100,20 @@ void DifferentCallsOfOneGroup(Context& context) {
   }
 }
 
+/// The same line of the same program: nothing but the devices, or their order, is another.
+void TheSameCallOverOtherDevices(Context& context) {
+  Waiting all(3);
+  all.In(0, {kGroupOfAll, 11, {0, 1, 2}});
+  all.In(1, {kGroupOfAll + 1, 11, {0, 1, 2}});
+  all.In(2, {kGroupOfAll, 11, {0, 1, 2}});
+  const std::string text = all.Found(0);
+  const std::string expected =
+      "process 41 waits in call 11, execution 3 of this call, in mesh 2; process 42 (and 40) waits "
+      "in call 11, execution 3 of this call, in mesh 1 (these meshes differ in their devices, or "
+      "in the order of them)";
+  context.Expect(text == expected, [&] { return text; });
+}
+
 void ACallThatAllHaveComeToGoesOn(Context& context) {
   Waiting both(2);
   both.In(0, {kGroupOfAll, 11, {0, 1}});
@@ -218,6 +232,7 @@ void OneWayOutIsEnough(Context& context) {
 int main(int argc, char** argv) {
   using namespace jaxcoll::testing;
   return RunTests({{"DifferentCallsOfOneGroup", DifferentCallsOfOneGroup},
+                   {"TheSameCallOverOtherDevices", TheSameCallOverOtherDevices},
                    {"ACallThatAllHaveComeToGoesOn", ACallThatAllHaveComeToGoesOn},
                    {"WhoHasNotWaitedForLongMayGoOn", WhoHasNotWaitedForLongMayGoOn},
                    {"WhoHasEndedACallHasComeToIt", WhoHasEndedACallHasComeToIt},

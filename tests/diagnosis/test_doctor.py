@@ -1,6 +1,7 @@
 """What the doctor finds in dumps made by hand, each of a job with one thing wrong."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_a_process_is_gone(job, tmp_path):
     job.dumps[1]["state"] = "gone"
     text, status = doctor.report(job.write(tmp_path))
     assert status == doctor.GONE
-    assert "process 1 is gone." in text
+    assert "process 1 is gone.\nrank 1 (process 1, device 0) did not come to\n  all_reduce" in text
     assert "is behind" not in text
 
 
@@ -176,7 +177,7 @@ def test_a_process_has_ended(stack, said, job, tmp_path):
     job.dumps[1] |= {"state": "gone", "phase": "ended", "stack": stack}
     text, status = doctor.report(job.write(tmp_path))
     assert status == doctor.GONE
-    assert f"process 1 {said}\nIts last call ended " in text
+    assert f"process 1 {said}\nrank 1 (process 1, device 0) did not come to\n" in text
     assert "is gone" not in text
     assert "It was" not in text
 
@@ -229,8 +230,24 @@ def test_an_error_is_not_nothing(job, tmp_path):
     job.dumps[1]["reason"] = "no memory"
     text, status = doctor.report(job.write(tmp_path))
     assert status == doctor.FAILED
-    assert "error: no memory\n\ncalls have failed, and the dumps show no more" in text
+    assert "error: no memory\n\nthe dumps show no more of calls than the error" in text
     assert "nothing is wrong" not in text
+
+
+def test_a_report_of_a_hang_without_calls(job, tmp_path):
+    """As of processes on `jax.lax`, one of which is stopped."""
+    for rank, dump in enumerate(job.dumps):
+        job.rows[rank].clear()
+        dump["reason"] = "step 4 of step has not ended within 6.1 s"
+    job.dumps[2] = None
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.FAILED
+    assert "error: step 4 of step has not ended within 6.1 s\n" in text
+    assert "process 2 has left no dump: is it stopped, or gone?" in text
+    assert (
+        'process 3:\nIt has ended no call.\nIt was in Python for 1.0 s, at\n  File "a.py", line 3'
+        in text
+    )
 
 
 def test_a_process_left_no_dump(job, tmp_path):
@@ -266,6 +283,53 @@ def test_a_straggler_in_several_calls(tmp_path):
         "  all_gather of f32[8] at a.py:2 (2 times, 400.0 ms in all)",
         "  all_reduce of f32[8] at a.py:1 (15 times, 30.0 ms in all)",
     ]
+
+
+def test_stragglers_that_come_together(tmp_path):
+    """Nobody is late beside a slow process's other devices, or another slow process."""
+    job = Job()
+    for _ in range(20):
+        for rank in (2, 3):
+            job.now[rank] += 30 * MS
+        job.call(1)
+        job.call(2)
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.SLOW
+    for rank in (2, 3):
+        assert (
+            f"process {rank}, device 0 is a straggler: to 20 of 40 calls it came last, 30.0 ms"
+            in text
+        )
+    for rank, dump in enumerate(job.dumps):  # of two processes with two devices each
+        rows = job.rows[rank]
+        if rank % 2:
+            job.rows[rank - 1] += [(1, *row[1:8], *shifted(row[8:])) for row in rows]
+            job.dumps[rank] = None
+        else:
+            dump |= {"process": rank // 2, "num_processes": 2}
+    job.dumps, job.rows = [*job.dumps[::2], None, None], [*job.rows[::2], [], []]
+    job.rows[1] = [(*row[:8], *shifted(row[8:])) for row in job.rows[1]]
+    folder = tmp_path / "of two"
+    folder.mkdir()
+    text, status = doctor.report(job.write(folder))
+    assert status == doctor.SLOW
+    assert "process 1, device 0; process 1, device 1 are stragglers: to 20 of 40 calls" in text
+    assert "they came last, 30.0 ms after the others" in text
+
+
+def shifted(times: Sequence[int]) -> list[int]:
+    """Puts the times of a rank on the clock of the rank before it."""
+    return [t + 5 * 10**9 if t else 0 for t in times]
+
+
+def test_one_that_is_early_makes_the_others_no_stragglers(tmp_path):
+    job = Job()
+    for _ in range(20):
+        for rank in (1, 2, 3):
+            job.now[rank] += 30 * MS
+        job.call(1)
+        job.call(2)
+    assert doctor.report(job.write(tmp_path))[1] == 0
 
 
 def test_now_and_then_late_is_no_straggler(tmp_path):

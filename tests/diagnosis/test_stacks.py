@@ -229,6 +229,15 @@ def test_a_loader_that_is_stuck(tmp_path):
     )
 
 
+def test_what_runs_while_jax_takes_a_function_apart_is_not_compiled():
+    """As the gradient of a rematerialised function outside of `jit`."""
+    apart = (f"{stacks._JAX}interpreters/partial_eval.py", 3, "process_primitive")
+    for runs in ("dispatch.py", "apply_primitive"), ("interpreters/pxla.py", "__call__"):
+        inner = (f"{stacks._JAX}{runs[0]}", 7, runs[1])
+        assert stacks._phase_of(frames(inner, apart)) == black_box.PYTHON
+        assert stacks._phase_of(frames(apart, inner)) == black_box.COMPILING
+
+
 def test_a_thread_that_compiles_counts_as_the_process():
     """A training need not run in the main thread. One of ours that lists collectives is none.
 

@@ -177,7 +177,7 @@ def test_it_is_said_before_the_limit_of_xla(tmp_path):
         timeout=60,
     )
     assert done.returncode == 3, done.stderr
-    assert "It may stand in a collective of XLA's own, which ends the process 40 s" in done.stderr
+    assert "It may stand in a collective of XLA's own, which ends the process 80 s" in done.stderr
     assert "all_reduce over" in done.stderr
     assert (tmp_path / "process_0.json").exists()
 

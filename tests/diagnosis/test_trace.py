@@ -202,6 +202,16 @@ def test_rows_by_hand():
     assert first.overlap == 0
 
 
+def test_those_that_come_late_together_by_hand():
+    """Processes 2 and 3, by 30 and 31 ms in each of two steps."""
+    calls = []
+    for step, begin in ((1, 1000), (2, 1100)):
+        for process, late in enumerate((0, 1, 31, 32)):
+            calls.append(call(process, begin + late, 0, begin + 40, run=step, execution=step))
+    rows = timeline.rows(dumps_of(*calls))
+    assert [(row.last, row.late_ms) for row in rows] == [(0, 0), (0, 0), (1, 60), (1, 62)]
+
+
 def test_the_slowest_steps_by_hand(tmp_path):
     """Of 50 steps of 10 ms: in the 17th process 1 comes 90 ms late to the second call."""
     calls, begin = [], 1000

@@ -253,9 +253,18 @@ def test_neither_does_a_pause(caplog):
 
 
 def test_neither_does_one_of_another_process(caplog, monkeypatch):
-    """As it tells those that watch."""
-    card = {"begun": {}, "phase": "in Python", "stack": "", "is_excused": True}
+    """As it tells those that watch, as long as it tells it again and again."""
+    card = {"begun": {}, "phase": "in Python", "stack": "line 7", "is_excused": True, "beat": 1}
     monkeypatch.setattr(_watch._Thread, "_cards", lambda self: {1: card})
+    monkeypatch.setattr(_watch._compat, "process_id_and_count", lambda: (0, 2))
     with jaxcoll.watch():
         time.sleep(SLEEP_S)
     assert not reports(caplog)
+    monkeypatch.setattr(_watch, "_TELL_S", 0.1)
+    monkeypatch.setattr(_watch, "_STALE_S", 0.3)
+    _watch._Thread.get()._beats.clear()
+    monkeypatch.setattr(_watch._Thread.get(), "begun", {})
+    with jaxcoll.watch():
+        time.sleep(SLEEP_S)
+    (report,) = reports(caplog)
+    assert "\nprocess 1: it is in Python:\nline 7" in report

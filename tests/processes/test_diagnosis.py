@@ -111,6 +111,8 @@ def test_a_fault_is_diagnosed(fault, processes, status, found, waits, tmp_path):
     assert max(raised) - began < LIMIT_S + GRACE_S, said
     assert run.ended - began < LIMIT_S + GRACE_S + END_S, said
     assert re.search(place(waits), said), said
+    # The right rank, in the error itself.
+    assert re.search(r" for rank 2 \(|(process|device) 2 waits in ", said), said
     if fault == "shape":
         assert re.search(place("reshaped_average"), said), said
     text, got = doctor.report([tmp_path])

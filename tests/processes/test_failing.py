@@ -108,6 +108,27 @@ def test_a_late_process_is_named_at_the_limit(processes, devices, tmp_path):
 
 
 @full
+def test_a_late_process_is_named_by_several_that_wait_in_a_gradient_outside_of_jit(tmp_path):
+    """Neither of them may think that the other one compiles."""
+    lines = fail("late in a gradient", tmp_path, processes=3)
+    for rank in (0, 2):
+        seconds, text = error_of(lines[rank])
+        assert seconds < BUSY_S
+        assert re.search(r"for rank 1 \(process 1, pid \d+, running\)", text), text
+    assert all("works again" in said for said in lines.values())
+
+
+@full
+def test_meshes_with_another_order_of_devices_are_told_apart(tmp_path):
+    for said in fail("meshes", tmp_path).values():
+        seconds, text = error_of(said)
+        assert seconds < BUSY_S
+        assert re.search(r"process 0 waits in .*, in mesh \d[; ]", text), text
+        assert "these meshes differ in their devices, or in the order of them" in text
+        assert "works again" in said
+
+
+@full
 def test_a_late_device_fails_the_other_processes_too(tmp_path):
     lines = fail("late device", tmp_path, processes=2, devices=2)
     for said in lines.values():

@@ -56,6 +56,17 @@ def to_the_other(x: Any) -> Any:
     return jaxcoll.ppermute(x, AXES, [(RANK, 1 - RANK)])
 
 
+def summed(x: jax.Array) -> jax.Array:
+    total = jax.shard_map(
+        lambda x: jaxcoll.all_reduce(x * x, AXES),
+        mesh=mesh(),
+        in_specs=jax.P(AXES),
+        out_specs=jax.P(),
+        check_vma=False,
+    )
+    return jax.jit(total)(x).sum()
+
+
 def run(f: Any, x: jax.Array) -> jax.Array:
     return jax.block_until_ready(mapped(f, mesh())(x))
 
@@ -112,6 +123,14 @@ def go_wrong(kind: str) -> None:
             if RANK == 1:
                 time.sleep(LIMIT_S + 2)
             run(after, ones())
+        case "late in a gradient":  # which JAX evaluates while it takes the function apart
+            if RANK == 1:
+                time.sleep(LIMIT_S + 2)
+            jax.block_until_ready(jax.grad(jax.checkpoint(summed))(ones()))
+        case "meshes":
+            over = jax.sharding.Mesh(np.array(jax.devices()[:: -1 if RANK else 1]), ("x",))
+            x = put(np.ones((over.size, 8), np.float32), over)
+            jax.block_until_ready(mapped(lambda x: jaxcoll.all_reduce(x, "x"), over)(x))
         case "late device":
             run(pause, ones())
         case "killed":
