@@ -125,8 +125,8 @@ void Tell(std::int64_t phase, const std::string& stack, std::int64_t callbacks,
   header.told.store(question, std::memory_order_release);
 }
 
-// Whether a program that runs where Python has started it stands in a call, or in one whose error
-// waits to be looked at.
+// Whether a program that runs in Python's main thread stands in a call, or in one whose error waits
+// to be looked at.
 bool IsCalling() {
   constexpr std::size_t kLatest = 2;  // of each device
   const bool is_held = Witness::Get().IsAnyoneHeld();
@@ -136,7 +136,7 @@ bool IsCalling() {
       return record.moments_ns[static_cast<std::size_t>(moment)] == 0;
     };
     return (is_unset(Moment::kResumed) || (is_held && is_unset(Moment::kMoved))) &&
-           Watchdog::Get().IsInline(record.run);
+           Watchdog::Get().IsOfMainThread(record.run);
   });
 }
 
@@ -353,7 +353,7 @@ NB_MODULE(_core, m) {
         nb::arg("num_threads"),
         "The addresses of a BLAS's functions; the last two are 0 where it has one thread.");
   m.def("is_calling", &IsCalling,
-        "Whether a program that runs where Python has started it stands in a call.");
+        "Whether a program that runs in Python's main thread stands in a call.");
   m.def("note_reset", &NoteReset, nb::arg("resets"),
         "Tells the other processes whether this one waits for them in reset().");
   m.def("leave", &Leave, "Tells the other processes that this one is about to exit.");

@@ -62,14 +62,10 @@ def use_blas(sgemm: int, dgemm: int, set_num_threads: int, num_threads: int) -> 
     """
 
 def is_calling() -> bool:
-    """
-    Whether a program that runs where Python has started it stands in a call.
-    """
+    """Whether a program that runs in Python's main thread stands in a call."""
 
 def note_reset(resets: bool) -> None:
-    """
-    Tells the other processes whether this one waits for them in reset().
-    """
+    """Tells the other processes whether this one waits for them in reset()."""
 
 def leave() -> None:
     """Tells the other processes that this one is about to exit."""

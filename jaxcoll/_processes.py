@@ -9,8 +9,8 @@ import jax
 
 from jaxcoll._config import DEFAULT_TIMEOUT_S, config, logger, timeout_from
 
-# XLA's own limit on the waits of its own collectives, after which it ends the process.
-# XLA warns after the first of these limits, waits as long as the second, and ends the process.
+# XLA's own limits on the waits of its own collectives: after the first it warns, and when the
+# second is over as well it ends the process.
 _XLA_WARN = "--xla_cpu_collective_call_warn_stuck_timeout_seconds"
 _XLA_WARN_S = 20
 _XLA_TERMINATE = "--xla_cpu_collective_call_terminate_timeout_seconds"

@@ -49,7 +49,7 @@ def watch(fn: Callable[..., Any] | None = None) -> Any:
     this process does in Python, and in a job of several processes which of them have begun fewer
     steps, and what these do. Then a dump is written. A report ends nothing: XLA can't be
     interrupted. XLA itself ends a process whose CPU devices wait for one another in a collective of
-    its own, after 40 s where nothing has set another limit (see `simulate_cpu_devices`): what waits
+    its own, after 60 s where nothing has set another limit (see `simulate_cpu_devices`): what waits
     for results for half of that, while nothing in the process computes or a thread is in one
     callback, is reported then. Time in which JAX compiles does not count, nor does that of
     `allow_pause`, of this process or, where that is known, of others: on one host, or where they
@@ -237,6 +237,7 @@ class _Step(_Watched):
 
 
 _SMALL = 1024  # bytes
+_MOST_SHOWN = 8  # processes of which a report has the stacks
 
 
 # How many step functions of a name there are.
@@ -461,4 +462,4 @@ class _Thread(threading.Thread):
             ]
             behind += late
             rest.append(f"process {process}: {doing}")
-        return unknown + (behind or rest)
+        return unknown + (behind or rest[:_MOST_SHOWN])

@@ -21,7 +21,7 @@ namespace {
 
 // A process that is about to exit may still have steps in flight that reach a call.
 constexpr std::int64_t kLeavingNs = 5'000'000'000;
-// The same of one that waits in reset(), which has awaited its steps.
+// The same of one that waits in reset(), which has awaited the steps whose results are held.
 constexpr std::int64_t kResettingNs = 1'000'000'000;
 // Of a process that is about to exit: a step that nobody has awaited. So many looks, since one may
 // fall between two kernels.
@@ -259,9 +259,23 @@ Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
     return {.state = "stopped", .gone = ""};
   }
   const std::int64_t resets_ns = other.resets_since_ns.load(std::memory_order_acquire);
-  const bool resets = resets_ns != 0 && now_ns - resets_ns > kResettingNs && !IsComputing(pid);
+  const bool resets =
+      resets_ns != 0 && now_ns - resets_ns > kResettingNs && !IsComputing(pid) && !HasWork(seat);
   return {.state = "running",
           .gone = resets ? "the process has called jaxcoll.reset() without this call" : ""};
+}
+
+bool Session::HasWork(std::size_t seat) const {
+  if (boxes_[seat] != nullptr &&
+      boxes_[seat]->header().callbacks.load(std::memory_order_relaxed) > 0) {
+    return true;
+  }
+  for (std::size_t i = 0; i < segment_->shape().num_lanes; ++i) {
+    if (segment_->lane(seat, i).waits_since_ns.load(std::memory_order_acquire) > 0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool Session::IsAnyoneExcused(std::int64_t now_ns, std::int64_t compile_timeout_ns) const {

@@ -126,6 +126,8 @@ class Session {
   Session() = default;
 
   [[nodiscard]] bool HasEnded(const Left& left) const;
+  /// Whether a process stands in other calls, or in callbacks, after which it may come to more.
+  [[nodiscard]] bool HasWork(std::size_t seat) const;
   [[nodiscard]] Left& left(std::size_t i) { return left_[(first_left_ + i) % left_.size()]; }
   [[nodiscard]] std::size_t At(std::size_t seat, std::size_t lane) const {
     return seat * left_.size() + lane;

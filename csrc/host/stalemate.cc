@@ -97,7 +97,7 @@ Phase PhaseIn(const BlackBox& box) {
   return static_cast<Phase>(box.header().phase.load(std::memory_order_acquire));
 }
 
-// What is said of the group of a call: "" but where it alone tells calls apart.
+// What is said of the group of a call: "" but where nothing else tells the calls apart.
 class GroupNames {
  public:
   explicit GroupNames(const std::vector<std::pair<std::int64_t, Calls>>& stood_in) {
@@ -114,16 +114,16 @@ class GroupNames {
   std::string Of(const OpenCall& call) const {
     const std::vector<std::uint64_t>& groups = groups_of_.at(call.text);
     const auto at = std::find(groups.begin(), groups.end(), call.name.group) - groups.begin();
-    return groups.size() < 2 ? "" : ", in mesh " + std::to_string(at + 1);
+    return are_used() ? ", in group " + std::to_string(at + 1) : "";
   }
 
   std::string Explanation() const {
-    const bool is_used = std::any_of(groups_of_.begin(), groups_of_.end(),
-                                     [](const auto& known) { return known.second.size() > 1; });
-    return is_used ? " (these meshes differ in their devices, or in the order of them)" : "";
+    return are_used() ? " (the groups differ in their devices, or in the order of them)" : "";
   }
 
  private:
+  bool are_used() const { return groups_of_.size() == 1 && groups_of_.begin()->second.size() > 1; }
+
   std::map<std::string, std::vector<std::uint64_t>> groups_of_;  // by the call's text
 };
 

@@ -1,6 +1,6 @@
 #include "host/threads.h"
 
-#include <unistd.h>  // gettid
+#include <unistd.h>  // getpid, gettid
 
 #include <atomic>        // std::atomic
 #include <filesystem>    // std::filesystem::directory_iterator
@@ -32,6 +32,11 @@ bool IsAnyThreadBusy(std::int64_t pid) {
     }
   }
   return static_cast<bool>(error);
+}
+
+bool IsMainThread() {
+  thread_local const bool is_main = gettid() == getpid();
+  return is_main;
 }
 
 void SetPythonThreadTest(bool (*is_python_thread)()) { python_thread_test.store(is_python_thread); }

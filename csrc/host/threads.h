@@ -9,6 +9,9 @@ namespace jaxcoll {
 /// turn, or waits for a disk. True where that can't be told.
 bool IsAnyThreadBusy(std::int64_t pid);
 
+/// Whether the calling thread is the process's first one.
+bool IsMainThread();
+
 /// Sets how to tell whether the calling thread is one of Python's; this library knows no Python.
 void SetPythonThreadTest(bool (*is_python_thread)());
 /// Whether it is. What fails there is raised there: XLA runs a program in such a thread only for

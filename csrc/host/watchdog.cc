@@ -11,7 +11,6 @@
 #include "core/clock.h"
 #include "host/job.h"
 #include "host/stalemate.h"
-#include "host/threads.h"
 
 namespace jaxcoll {
 namespace {

@@ -16,6 +16,7 @@
 #include "core/status.h"
 #include "host/call_site.h"
 #include "host/device_stalemate.h"
+#include "host/threads.h"
 
 namespace jaxcoll {
 
@@ -50,9 +51,18 @@ class Watchdog {
 
   /// The program of the run is executed in a thread of Python's, beyond its calls that are resumed
   /// elsewhere: JAX raises its failure where it was started, so that the user is told.
-  void NoteInline(std::int64_t run) { InlineRun(run).store(run, std::memory_order_relaxed); }
+  void NoteInline(std::int64_t run) {
+    InlineRun(run).store(run, std::memory_order_relaxed);
+    if (IsMainThread()) {
+      main_run_.store(run, std::memory_order_relaxed);
+    }
+  }
   [[nodiscard]] bool IsInline(std::int64_t run) {
     return InlineRun(run).load(std::memory_order_relaxed) == run;
+  }
+  /// Whether it is the last one that the main thread ran in itself.
+  [[nodiscard]] bool IsOfMainThread(std::int64_t run) const {
+    return main_run_.load(std::memory_order_relaxed) == run;
   }
 
   /// Why the run failed, or null. Costs one load while no run has failed.
@@ -101,6 +111,7 @@ class Watchdog {
   }
 
   std::array<std::atomic<std::int64_t>, kInlineRuns> inline_runs_;
+  std::atomic<std::int64_t> main_run_{kNoRun};
   std::atomic<std::int64_t> timeout_ns_;
   std::atomic<std::int64_t> compile_timeout_ns_;
   std::atomic<std::uint64_t> num_failures_{0};

@@ -52,6 +52,8 @@ def diagnose(dumps: Dumps) -> list[Finding]:
         found = [Finding(FAILED, _no_call_tells(dumps))]
     if not found:
         found = [*_stragglers(dumps), *_slow_groups(dumps)]
+    if not found and _reports(dumps):
+        found = [Finding(FAILED, _no_call_tells(dumps))]
     return sorted(found, key=lambda finding: finding.status)
 
 
@@ -71,9 +73,8 @@ def report(paths: Sequence[str | Path]) -> tuple[str, int]:
 
 def _no_call_tells(dumps: Dumps) -> str:
     """Says what the processes did where no call on the native path shows who is late."""
-    lines = [
-        "the dumps show no more of calls than the error; who is late may show in what was done:"
-    ]
+    lines = [f"process {process}: {report}" for process, report in _reports(dumps).items()]
+    lines.append("no call in the dumps shows more; who is late may show in what each process did:")
     for process in list(range(dumps.num_processes))[:_MOST_SHOWN]:
         if process in dumps.by_process:
             lines += [f"process {process}:", *_doing(dumps, process)]
@@ -98,6 +99,12 @@ def _reasons(dumps: Dumps) -> list[str]:
     """Returns the errors with which calls have failed."""
     reasons = (dump.get("reason") for dump in dumps.by_process.values())
     return sorted({reason.splitlines()[0] for reason in reasons if reason})
+
+
+def _reports(dumps: Dumps) -> dict[int, str]:
+    """Returns what processes have reported of hangs that no call has failed of."""
+    found = {process: dump.get("report", "") for process, dump in dumps.by_process.items()}
+    return {process: text.removeprefix("jaxcoll: ") for process, text in found.items() if text}
 
 
 def _joined(parts: Iterable[object], by: str = ", ") -> str:

@@ -143,8 +143,8 @@ def dump(path: str | os.PathLike[str] | None = None) -> Path:
     return _write(where, _own(box))
 
 
-def of_report(reason: str) -> Path:
-    """Writes the dump of this process after a report of a hang that no call has failed of.
+def of_report(report: str) -> Path:
+    """Writes the dump of this process with what has been reported, of which no call has failed.
 
     Raises:
         OSError: it can't be written.
@@ -153,8 +153,7 @@ def of_report(reason: str) -> Path:
     box, where = black_box.own(), folder()
     if box is None or where is None:
         return dump()
-    own = _own(box)
-    return _write(where, {**own, "reason": own["reason"] or reason})
+    return _write(where, {**_own(box), "report": report})
 
 
 def after_failure(reason: str) -> None:

@@ -245,7 +245,7 @@ def unseen() -> list[str]:
     """Returns the errors of which the user does not know."""
     return [
         text
-        for line, (number, text) in _unseen.items()
+        for line, (number, text) in list(_unseen.items())  # another thread may add to them
         if line not in _seen and number not in _settled
     ]
 

@@ -12,6 +12,8 @@ from jaxcoll.diagnosis.dumps import FORMAT
 
 # As csrc/host/exchange.h, Exchange::Execution, and csrc/host/meeting.cc, FirstExecution.
 _OCCURRENCE_BITS = 40
+# Calls come together if what is before them is so many times longer than what is between them.
+_TOGETHER = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,15 +130,17 @@ class Dumps:
 def late(calls: Sequence[Call]) -> tuple[int, list[Call]]:
     """Returns of calls that met when the others had come, and those that came late after these.
 
-    That is after the longest pause between arrivals; at most half of them, for where most come
-    after one, that one is early. Ranks of a slow process come late together.
+    That is the last one; or several that came together after the longest pause between arrivals, as
+    ranks of a slow process do: at most half, for where most come after one, that one is early.
     """
     calls = sorted(calls, key=lambda call: call.arrived)
     pauses = [
         (calls[i].arrived - calls[i - 1].arrived, i)
         for i in range(len(calls) - len(calls) // 2, len(calls))
     ]
-    _, first = max(pauses)
+    pause, first = max(pauses)
+    if pause < _TOGETHER * (calls[-1].arrived - calls[first].arrived):
+        first = len(calls) - 1
     return calls[first - 1].arrived, calls[first:]
 
 

@@ -258,14 +258,14 @@ def _walk(frame: FrameType | None) -> list[_Frame]:
 
 def _phase_of(frames: list[_Frame]) -> int:
     """Returns what a thread does that is at these frames: one of black_box's phases."""
+    executes = False
     for frame in frames:
         if frame.file.startswith(_JAX):
             file = frame.file[len(_JAX) :]
             if file in _CALLS_BACK:
                 return black_box.CALLBACK
-            if (file, frame.function) in _EXECUTES:
-                break
-            if file in _COMPILES:
+            executes = executes or (file, frame.function) in _EXECUTES
+            if file in _COMPILES and not executes:
                 return black_box.COMPILING
     if frames and (frames[0].file in {_JAX + file for file in _AWAITS} or frames[0].awaits):
         return black_box.AWAITING

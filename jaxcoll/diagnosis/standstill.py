@@ -16,7 +16,7 @@ import jax
 from jaxcoll import _decisions, _native
 from jaxcoll._config import config
 from jaxcoll._processes import xla_limit_s
-from jaxcoll.diagnosis import black_box, errors
+from jaxcoll.diagnosis import black_box
 from jaxcoll.diagnosis.stacks import Look
 
 # So long a wait is nothing to look into.
@@ -32,7 +32,7 @@ _SHARE = 0.2
 # device came to a collective, which is not seen: the rest is for what others computed after that.
 _GRACE_S = 3.0
 _OF_XLA = 0.5
-_WAITS = (black_box.AWAITING, black_box.CALLBACK)
+WAITS = (black_box.AWAITING, black_box.CALLBACK)
 
 
 class Stillness:
@@ -81,14 +81,11 @@ class Standstill:
         where = (seen.phase, seen.functions)
         is_another = where != self._where or now - self._last > LATE_S
         self._last, self._where = now, where
-        if seen.phase not in _WAITS or is_another:
+        if seen.phase not in WAITS or is_another:
             self._begin(now)
             return None
         if now - self._since < SHORT_S or self._is_told:
             return None
-        if (unseen := errors.unseen()) and self._is_withheld(now):
-            self._is_told = True
-            return _withheld(unseen, seen)
         still_s = self._still.look(now, seen)
         limit_s = limit_before_xlas_s()
         # A callback may take its time, but for what XLA would not wait for.
@@ -104,35 +101,14 @@ class Standstill:
             f"device came to it.\n{_decisions.latest()}\nthis process:\n{seen.stack}"
         )
 
-    def _is_withheld(self, now: float) -> bool:
-        """Tells whether errors have been there for so long that something keeps them."""
-        self._failed_since = min(self._failed_since, now)
-        return now - self._failed_since >= SHORT_S
+    def note_told(self) -> None:
+        """Notes that something else has been said of the present wait."""
+        self._is_told = True
 
     def _begin(self, now: float) -> None:
         self._since = self._last = now
-        self._failed_since = math.inf
         self._still.begin(now)
         self._is_told = False
-
-
-def _withheld(texts: list[str], seen: Look) -> str:
-    """Says what has failed where XLA does not: until all devices' parts of a program are over."""
-    if seen.callbacks:
-        why = (
-            "a callback is not over. For one that never ends JAX waits at the exit, too: what ends "
-            f"the process is `kill {os.getpid()}`, not Ctrl-C"
-        )
-    else:
-        why = (
-            "a device of this process is not done. It may stand in a collective of XLA's own, "
-            f"which ends the process {xla_limit_s()} s after its first device came to it"
-        )
-    said = "\n".join(texts)
-    return (
-        f"jaxcoll: a call has failed, of which the program learns later: {why}.\n{said}\n"
-        f"this process:\n{seen.stack}"
-    )
 
 
 def limit_before_xlas_s() -> float:

@@ -33,8 +33,8 @@ class Row:
             share is at most this.
         overlap: the share of the time of calls that passed beside other calls or a matmul's own
             work, and so did not add to `exposed`.
-        last: the share of calls to which the device came last.
-        late_ms: by how much it then came later than the one before it, the sum over all steps.
+        last: the share of calls to which the device came last, by itself or together with others.
+        late_ms: by how much it then came later than the rest, the sum over all steps.
     """
 
     place: Place

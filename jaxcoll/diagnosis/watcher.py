@@ -18,6 +18,7 @@ from jaxcoll._config import config, logger
 from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, errors, stacks
 from jaxcoll.diagnosis.standstill import Standstill
+from jaxcoll.diagnosis.withheld import Withheld
 
 _PERIOD_S = 0.2
 _FIRST_PERIOD_S = 0.01
@@ -68,6 +69,7 @@ class _Watcher(threading.Thread):
         self._num_on_gpus = len(_cuda.failures())
         self._pid = os.getpid()
         self._standstill = Standstill()
+        self._withheld = Withheld()
         self._lock = threading.Lock()
         self._ended_with = ""
         core.dump_on_signal()
@@ -101,14 +103,20 @@ class _Watcher(threading.Thread):
         phase = black_box.CALLING if is_calling else seen.phase
         self._core.tell(phase, stack, seen.callbacks, question)
         self._dump_what_is_due()
-        if (text := self._standstill.look(seen, time.monotonic())) is not None:
+        now = time.monotonic()
+        withheld = self._withheld.look(seen, now)
+        if (text := self._standstill.look(seen, now)) is None or withheld is not None:
+            text = withheld
+        if withheld is not None:
+            self._standstill.note_told()
+        if text is not None:
             logger.error("%s\n%s", text, self._dumped(text))
 
-    def _dumped(self, reason: str = "") -> str:
-        """Dumps, and says where; `reason`: what was reported, on its first line."""
+    def _dumped(self, report: str = "") -> str:
+        """Dumps, and says where; `report`: what has been reported, its first line stays."""
         if dumps.folder() is None:
             return ""
-        file = dumps.of_report(reason.partition("\n")[0]) if reason else dumps.dump()
+        file = dumps.of_report(report.partition("\n")[0]) if report else dumps.dump()
         return f"dumped to {file}"
 
     def _seen_failure(self) -> tuple[int, str]:

@@ -108,10 +108,22 @@ void TheSameCallOverOtherDevices(Context& context) {
   all.In(2, {kGroupOfAll, 11, {0, 1, 2}});
   const std::string text = all.Found(0);
   const std::string expected =
-      "process 41 waits in call 11, execution 3 of this call, in mesh 2; process 42 (and 40) waits "
-      "in call 11, execution 3 of this call, in mesh 1 (these meshes differ in their devices, or "
-      "in the order of them)";
+      "process 41 waits in call 11, execution 3 of this call, in group 2; process 42 (and 40) "
+      "waits "
+      "in call 11, execution 3 of this call, in group 1 (the groups differ in their devices, or in "
+      "the order of them)";
   context.Expect(text == expected, [&] { return text; });
+  // Of two calls over the rows of one mesh their groups say nothing.
+  Waiting rows(4);
+  rows.In(0, {5, 11, {0, 2}});
+  rows.In(2, {7, 12, {2, 3}});
+  rows.In(3, {6, 11, {3, 1}});
+  rows.In(1, {8, 12, {1, 0}});
+  const std::string of_rows =
+      "process 43 (and 40) waits in call 11, execution 3 of this call; process 42 (and 41) waits "
+      "in "
+      "call 12, execution 3 of this call";
+  context.Expect(rows.Found(0) == of_rows, [&] { return rows.Found(0); });
 }
 
 void ACallThatAllHaveComeToGoesOn(Context& context) {

@@ -236,6 +236,8 @@ def test_what_runs_while_jax_takes_a_function_apart_is_not_compiled():
         inner = (f"{stacks._JAX}{runs[0]}", 7, runs[1])
         assert stacks._phase_of(frames(inner, apart)) == black_box.PYTHON
         assert stacks._phase_of(frames(apart, inner)) == black_box.COMPILING
+        callback = (f"{stacks._JAX}callback.py", 9, "pure_callback_impl")
+        assert stacks._phase_of(frames(inner, apart, callback)) == black_box.CALLBACK
 
 
 def test_a_thread_that_compiles_counts_as_the_process():

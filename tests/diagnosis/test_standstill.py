@@ -37,25 +37,6 @@ except Exception:
     print(f(jnp.array([1.0, 2.0])))
 """
 
-# One device's part of a program never ends, and so JAX never learns that the others' failed.
-WITHHOLDS = """
-import os, threading
-import jaxcoll
-jaxcoll.config.timeout_s = 0.5
-jaxcoll.simulate_cpu_devices(2)
-import jax, jax.numpy as jnp
-mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-def load(x):
-    if x[0] > 1:
-        threading.Event().wait()
-    return x
-f = jax.jit(jax.shard_map(
-    lambda x: jaxcoll.all_reduce(jax.pure_callback(load, x, x), "x"),
-    mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False))
-threading.Timer(9, os._exit, [3]).start()
-jax.block_until_ready(f(jnp.array([1.0, 2.0])))
-"""
-
 
 @pytest.fixture
 def waits(monkeypatch):
@@ -80,18 +61,6 @@ def waits(monkeypatch):
 def test_a_wait_is_reported_once(waits):
     (when,) = waits(60)
     assert LIMIT_S < when < LIMIT_S + 5
-
-
-def test_an_error_that_a_callback_keeps_from_the_program_is_said(waits, monkeypatch):
-    monkeypatch.setattr(standstill.errors, "unseen", lambda: ["all_reduce failed"])
-    assert [when < 5 for when in waits(60, seen=CALLS_BACK)] == [True]
-    found = standstill.Standstill()
-    for i in range(25):
-        if (text := found.look(CALLS_BACK, 0.2 * i)) is not None:
-            break
-    assert "a callback is not over" in text
-    assert "\nall_reduce failed\nthis process:\nthe stack" in text
-    assert not waits(60, seen=AWAITS._replace(phase=black_box.PYTHON))
 
 
 def test_what_is_no_standstill(waits, monkeypatch):
@@ -180,22 +149,3 @@ def test_it_is_said_before_the_limit_of_xla(tmp_path):
     assert "It may stand in a collective of XLA's own, which ends the process 80 s" in done.stderr
     assert "all_reduce over" in done.stderr
     assert (tmp_path / "process_0.json").exists()
-
-
-@pytest.mark.full
-@pytest.mark.skipif(native_missing() is not None, reason="the errors of the engine")
-def test_an_error_is_said_though_a_callback_never_ends(tmp_path):
-    script = tmp_path / "withholds.py"
-    script.write_text(WITHHOLDS)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "JAXCOLL_DUMP_DIR": str(tmp_path), "XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 3, done.stderr
-    assert "jaxcoll: a call has failed, of which the program learns later" in done.stderr
-    assert '\nall_reduce over "x" of f32[1]' in done.stderr
-    assert f'in a callback:\nFile "{script}", line 10, in load' in done.stderr
-    assert "a collective of XLA's own" not in done.stderr

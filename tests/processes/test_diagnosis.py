@@ -273,7 +273,9 @@ def test_an_error_where_the_program_was_started_is_said_once(tmp_path):
         assert sum("all_reduce over" in line for line in said) == 1, done.stderr
         assert any("ValueError: INTERNAL: jaxcoll.CollectiveError" in line for line in said)
     dumps = [json.loads(path.read_text()) for path in tmp_path.rglob("*.json")]
-    assert {dump["phase"] for dump in dumps} == {"in a call"}
+    phases = [dump["phase"] for dump in dumps]
+    assert "in a call" in phases  # of both, but on a machine where nobody looks for a second
+    assert {*phases} <= {"in a call", "in Python"}
 
 
 IN_ONE_PROCESS = """

@@ -123,8 +123,8 @@ def test_meshes_with_another_order_of_devices_are_told_apart(tmp_path):
     for said in fail("meshes", tmp_path).values():
         seconds, text = error_of(said)
         assert seconds < BUSY_S
-        assert re.search(r"process 0 waits in .*, in mesh \d[; ]", text), text
-        assert "these meshes differ in their devices, or in the order of them" in text
+        assert re.search(r"process 0 waits in .*, in group \d[; ]", text), text
+        assert "the groups differ in their devices, or in the order of them" in text
         assert "works again" in said
 
 
