@@ -123,6 +123,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       member.meeting = meetings_.back().get();
       member.group = group_id;
       member.group_rank = static_cast<std::int64_t>(r);
+      member.home = placement.job == nullptr ? -1 : placement.devices[g][r];
       member.rank = membership == nullptr ? r : membership->position(r);
       member.footprint.Add(work_.get());
       member.meeting->AddTo(member.footprint, member.rank);
@@ -306,8 +307,13 @@ bool CallSite::IsAnyoneExcused(std::int64_t now_ns) const {
          (job_ != nullptr && job_->session()->IsAnyoneExcused(now_ns, compile_timeout_ns()));
 }
 
-std::string CallSite::Describe(const UnderWay& call, const std::vector<UnderWay>& all,
+std::string CallSite::Describe(UnderWay call, const std::vector<UnderWay>& all,
                                std::int64_t waited_ns, std::int64_t timeout_ns) const {
+  for (Place& place : call.missing) {
+    if (place.device < 0) {
+      place.device = members_[static_cast<std::size_t>(place.logical_id)].home;
+    }
+  }
   const BlackBox& box = BlackBox::Get();
   box.AskForStack(kStackPatienceNs);
   // Other processes of the job fail with this text, too.

@@ -118,8 +118,8 @@ class CallSite final : public Pooled, private CallNames {
              std::int64_t timeout_ns);
   /// What the error of a call says that is not complete; timeout_ns < 0: for another reason than
   /// that its limit is over. Asks what others do now.
-  std::string Describe(const UnderWay& call, const std::vector<UnderWay>& all,
-                       std::int64_t waited_ns, std::int64_t timeout_ns) const;
+  std::string Describe(UnderWay call, const std::vector<UnderWay>& all, std::int64_t waited_ns,
+                       std::int64_t timeout_ns) const;
   /// Fails the call if it is still open, with its job.
   void Fail(const UnderWay& call, const std::shared_ptr<const Status>& cause);
 
@@ -128,6 +128,7 @@ class CallSite final : public Pooled, private CallNames {
     Meeting* meeting = nullptr;   // null: this logical id is in no group of this process
     std::size_t rank = 0;         // among those of the group in this process
     std::int64_t group_rank = 0;  // among all
+    std::int64_t home = -1;       // its device, where the placement has it
     std::uint64_t group = 0;
     std::atomic<std::int64_t> device{-1};  // -1: has not been here
     std::atomic<std::int64_t> run{0};

@@ -1,7 +1,7 @@
 // What an exchange does when other processes do not come.
 #include "host/exchange.h"
 
-#include <algorithm>    // std::find, std::max
+#include <algorithm>    // std::all_of, std::find, std::max
 #include <cstddef>      // std::size_t
 #include <cstdint>      // std::int64_t
 #include <optional>     // std::nullopt
@@ -18,6 +18,8 @@ namespace {
 // How long to wait for what missing processes do, and of how many of them errors show the stack.
 constexpr std::int64_t kStackPatienceNs = 1'000'000'000;
 constexpr std::size_t kMostStacks = 4;
+// By how much later than its limit who waits for others that wait says so: some naps.
+constexpr std::int64_t kChainNs = 250'000'000;
 
 }  // namespace
 
@@ -43,6 +45,13 @@ void Exchange::Look(std::int64_t now_ns, std::int64_t since_ns) {
   }
   const std::int64_t timeout_ns = names_.timeout_ns();
   if (timeout_ns < 0 || waited_ns < timeout_ns) {
+    return;
+  }
+  // Those that wait themselves know better who is late.
+  const auto waits = [this, now_ns](std::size_t seat) {
+    return session_->IsWaiting(seat) && session_->WhereIs(seat, now_ns).state == "running";
+  };
+  if (waited_ns < timeout_ns + kChainNs && std::all_of(missing.begin(), missing.end(), waits)) {
     return;
   }
   AskForStacks(missing);  // and with it for what they do now; they may come meanwhile

@@ -266,10 +266,11 @@ Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
 }
 
 bool Session::HasWork(std::size_t seat) const {
-  if (boxes_[seat] != nullptr &&
-      boxes_[seat]->header().callbacks.load(std::memory_order_relaxed) > 0) {
-    return true;
-  }
+  return IsWaiting(seat) || (boxes_[seat] != nullptr &&
+                             boxes_[seat]->header().callbacks.load(std::memory_order_relaxed) > 0);
+}
+
+bool Session::IsWaiting(std::size_t seat) const {
   for (std::size_t i = 0; i < segment_->shape().num_lanes; ++i) {
     if (segment_->lane(seat, i).waits_since_ns.load(std::memory_order_acquire) > 0) {
       return true;

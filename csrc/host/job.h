@@ -103,6 +103,9 @@ class Session {
   }
   [[nodiscard]] const BlackBox* box(std::size_t seat) const { return boxes_[seat].get(); }
 
+  /// Whether another process has stood in a call for a while.
+  [[nodiscard]] bool IsWaiting(std::size_t seat) const;
+
   /// Asks the system about another process.
   [[nodiscard]] Whereabouts WhereIs(std::size_t seat, std::int64_t now_ns) const;
 

@@ -153,7 +153,7 @@ void ARankThatIsMissingInItsProcessFailsTheOthers(Context& context) {
   errors.Expect(
       context, 2,
       {"the call with a missing rank: waited 0.", "for rank 2 (process 41, pid ",
-       ", running, partition 2) of 3; arrived: rank 1 (process 41, device 101); "
+       ", running, device 102) of 3; arrived: rank 1 (process 41, device 101); "
        "execution 1 of this call in a run of its program; a callback of process 41 has raised "
        "ValueError: no such file"});
   Watchdog::Get().NoteCallbackError("");
@@ -265,7 +265,7 @@ void AFailureInsideAProcessFailsTheOthers(Context& context) {
   });
   errors.Expect(context, 2,
                 {"the call inside: waited 0.2 s", "for rank 1 (process 41, pid ",
-                 ", running, partition 2) of 2"});
+                 ", running, device 102) of 2"});
 }
 
 void DifferentCallsFailBoth(Context& context) {
