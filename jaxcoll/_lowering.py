@@ -373,7 +373,7 @@ def _describe(
     _native.describe_site(site, text, details)
 
 
-def _ordinal(device: jax.Device) -> int:
+def _ordinal(device: Any) -> int:
     """Returns a device's number in its process, as in the records."""
     local = device.local_hardware_id  # None for those of other processes
     return device.id % _MOST_OF_A_PROCESS if local is None else local

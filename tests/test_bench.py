@@ -27,6 +27,7 @@ def file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     _crossovers._measured.cache_clear()
 
 
+@pytest.mark.full
 @needs_native
 def test_the_command(tmp_path: pathlib.Path):
     file = tmp_path / "crossovers.json"
@@ -121,12 +122,13 @@ def test_a_home_that_cannot_be_read_is_no_obstacle(
         (["--against", "mpi"], "argument --against: invalid choice: 'mpi'"),
     ],
 )
-def test_bad_arguments(arguments: list[str], text: str):
-    command = [sys.executable, "-m", "jaxcoll", "bench", *arguments]
-    done = subprocess.run(command, timeout=120, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert text.split(".*")[0] in done.stderr
-    assert text.split(".*")[-1].strip() in done.stderr
+def test_bad_arguments(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *arguments])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert text.split(".*")[0] in said
+    assert text.split(".*")[-1].strip() in said
 
 
 def test_sizes():

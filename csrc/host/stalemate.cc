@@ -117,7 +117,7 @@ class GroupNames {
     return are_used() ? ", in group " + std::to_string(at + 1) : "";
   }
 
-  std::string Explanation() const {
+  std::string_view Explanation() const {
     return are_used() ? " (the groups differ in their devices, or in the order of them)" : "";
   }
 
@@ -137,7 +137,7 @@ std::string StoodInText(const std::vector<std::pair<std::int64_t, Calls>>& stood
       doing += (doing.empty() ? "" : ", and ") + DoingText(call) + names.Of(call);
     }
   }
-  return DoingsText("process", doings) + names.Explanation();
+  return DoingsText("process", doings) + std::string(names.Explanation());
 }
 
 }  // namespace

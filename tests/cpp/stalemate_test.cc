@@ -106,13 +106,12 @@ void TheSameCallOverOtherDevices(Context& context) {
   all.In(0, {kGroupOfAll, 11, {0, 1, 2}});
   all.In(1, {kGroupOfAll + 1, 11, {0, 1, 2}});
   all.In(2, {kGroupOfAll, 11, {0, 1, 2}});
-  const std::string text = all.Found(0);
   const std::string expected =
       "process 41 waits in call 11, execution 3 of this call, in group 2; process 42 (and 40) "
       "waits "
       "in call 11, execution 3 of this call, in group 1 (the groups differ in their devices, or in "
       "the order of them)";
-  context.Expect(text == expected, [&] { return text; });
+  context.Expect(all.Found(0) == expected, [&] { return all.Found(0); });
   // Of two calls over the rows of one mesh their groups say nothing.
   Waiting rows(4);
   rows.In(0, {5, 11, {0, 2}});

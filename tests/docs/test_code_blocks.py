@@ -78,6 +78,7 @@ def test_blocks_run_and_print_what_the_page_says(page: pathlib.Path, tmp_path: p
         assert drawn.read_text() == (ROOT / "docs" / "images" / drawn.name).read_text(), drawn.name
 
 
+@pytest.mark.full
 @having(commands)
 def test_commands_run(page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAXCOLL_CROSSOVERS", str(tmp_path / "crossovers.json"))

@@ -62,6 +62,7 @@ def test_a_short_run_reports_times_and_draws(whole_run):
     assert height > 500
 
 
+@pytest.mark.full
 def test_a_resumed_run_equals_an_uninterrupted_one(run_example, tiny, tmp_path, whole_run):
     first = run_example("train_lm.py", *tiny, "--steps=6", "--stop-after=3", "--out=parts")
     assert first.returncode == 0, first.stderr

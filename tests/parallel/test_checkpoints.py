@@ -68,17 +68,17 @@ def in_stages(mesh: Any, schedule: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("make", "how", "axes"),
     [
-        (sharded, 1, {"data": 8}),
+        pytest.param(sharded, 1, {"data": 8}, marks=pytest.mark.full),
         (sharded, 3, {"data": 8}),
         (synchronized, "int8", {"data": 4}),
-        (synchronized, None, {"data": 4}),
+        pytest.param(synchronized, None, {"data": 4}, marks=pytest.mark.full),
         (synchronized_under, "before MultiSteps", {"data": 4}),
         *(
             pytest.param(synchronized_under, name, {"data": 4}, marks=pytest.mark.full)
             for name in ("masked", "inject_hyperparams")
         ),
         (split_twice, 3, {"data": 2, "tensor": 2}),
-        (in_stages, "1f1b", {"data": 2, "pipe": 2}),
+        pytest.param(in_stages, "1f1b", {"data": 2, "pipe": 2}, marks=pytest.mark.full),
         (in_stages, "interleaved", {"data": 2, "pipe": 2}),
     ],
 )

@@ -347,6 +347,10 @@ WHOLE = WIDE * WIDE * 4
 
 
 FORMS = (Unrolled, Scanned, OfNnx, ScannedNnx, pair)
+SOME = [
+    pytest.param(make, marks=[] if make in (Unrolled, ScannedNnx) else pytest.mark.full)
+    for make in FORMS
+]
 
 
 @pytest.mark.parametrize("make", FORMS)
@@ -357,7 +361,7 @@ def test_memory_for_one_layer_whatever_the_depth(make: Any):
     assert many < 2.3 * WHOLE + 16 * WHOLE / 8  # a layer and its gradient
 
 
-@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize("make", SOME)
 def test_memory_for_two_layers_whatever_the_depth(make: Any):
     """The next one may be there ahead of its time; out of a scan, the compiler keeps it waiting."""
     few, many = (temporary_bytes(make, depth, prefetch=1) for depth in (4, 16))
@@ -367,7 +371,7 @@ def test_memory_for_two_layers_whatever_the_depth(make: Any):
         assert temporary_bytes(make, 16, prefetch=0) < many
 
 
-@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize("make", SOME)
 def test_memory_for_one_gradient_whatever_the_depth(make: Any):
     """Beside it, each layer has its part of a gradient, and of what is updated."""
     if make in (Scanned, ScannedNnx) and not auto_is_native():

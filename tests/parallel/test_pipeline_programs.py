@@ -56,7 +56,7 @@ def memory(name: str, p: int, micro: int) -> tuple[int, int]:
         pytest.param("1f1b", 2, marks=pytest.mark.full),
         ("gpipe", 2),
         ("1f1b", 4),
-        ("interleaved 2", 2),
+        pytest.param("interleaved 2", 2, marks=pytest.mark.full),
     ],
 )
 def test_memory_is_as_predicted(name: str, p: int):

@@ -87,6 +87,7 @@ for name, (model, count) in stored.items():
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads and resets the peak in /proc")
 def test_memory_for_both_layouts_and_one_leaf():
     """Of sixteen leaves, or eight: beside both layouts, on each device two whole ones at most."""

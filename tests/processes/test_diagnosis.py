@@ -251,7 +251,7 @@ def test_failed_work_that_nobody_awaits(how, code, devices):
 
 
 @pytest.mark.parametrize(
-    "how", ["first", *(pytest.param(how, marks=full) for how in ("second", "thread", "xla"))]
+    "how", [pytest.param(how, marks=full) for how in ("first", "second", "thread", "xla")]
 )
 def test_who_caught_an_error_where_the_program_was_started_knows_of_it(how):
     said = run_job("inline.py", how, processes=2, accelerate=how == "xla", expect=0)
@@ -304,7 +304,7 @@ print("end", flush=True)
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (None, None),
+        pytest.param(None, None, marks=full),
         ("30", r"waited 1\.\d s .* for rank 2 .*\n(.*\n)*.*, in load"),
         ("-3", r"for rank 2 .*; a callback of this process has raised ValueError: no such file"),
     ],
@@ -524,6 +524,7 @@ def test_another_process_reads_a_black_box():
     assert done.stdout == f"{os.getpid()}\n"
 
 
+@full
 def test_top_of_a_job(capsys):
     """By the launcher's pid or by the job's name; and of a rank that is stopped."""
     job = subprocess.Popen(

@@ -184,10 +184,13 @@ def test_a_process_that_ends_without_the_call(tmp_path):
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ("pass", ""),
+        pytest.param("pass", "", marks=full),
         ("{}['x']", "\n  ended with KeyError: 'x', at {file}:8 (<module>)"),
-        ("sys.exit('no data')", "\n  ended with SystemExit: no data, at {file}:8 (<module>)"),
-        ("os.kill(os.getpid(), 9)", None),
+        pytest.param(
+            *("sys.exit('no data')", "\n  ended with SystemExit: no data, at {file}:8 (<module>)"),
+            marks=full,
+        ),
+        pytest.param("os.kill(os.getpid(), 9)", None, marks=full),
     ],
 )
 def test_how_a_process_has_ended(end, said, tmp_path):

@@ -90,7 +90,7 @@ def test_every_op_over_two_hosts(hosts: list[tuple[str, str]], ops: str):
 
 
 @needs_native
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_mesh_says_where_its_devices_are(hosts: int):
     """By the process, and where there are several hosts, by the host."""
     told = run_job("describing.py", *(["hosts"] if hosts > 1 else []), processes=2, devices=2)
@@ -104,7 +104,7 @@ def test_a_mesh_says_where_its_devices_are(hosts: int):
 
 
 @needs_native
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_gradients_are_compressed_between_hosts_alone(hosts: int):
     lines = run_job("synchronizing.py", *(["hosts"] if hosts > 1 else []), processes=2, devices=2)
     for said in lines.values():

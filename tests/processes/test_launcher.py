@@ -205,6 +205,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.full
 def test_the_error_of_a_script(tmp_path: pathlib.Path):
     """The others end within their grace, and the traceback begins in the script."""
     path = script(tmp_path, FAILS.format(how="1 / 0").replace("100", "0.1"))
