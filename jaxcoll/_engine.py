@@ -146,7 +146,8 @@ def attach(call: str = "initialize") -> None:
                 break
     if core is not None:
         core.set_process(process, num_processes)
-        dumps.observe(_black_boxes(cards, here, process), cards[0]["dumps"])
+        met_ns = 0 if len(here) == num_processes else board.moment("clock")  # a host has one
+        dumps.observe(_black_boxes(cards, here, process), cards[0]["dumps"], met_ns)
         watcher.start()
     changes = _state.attachments == 0 or problem != _state.problem
     _state.attachments, _state.host_of = attempt, hosts

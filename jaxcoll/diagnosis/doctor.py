@@ -306,7 +306,7 @@ def _did_not_come(dumps: Dumps, calls: list[Call], those: list[Place], why: str 
 
 
 def _now(dumps: Dumps, call: Call) -> int:
-    return int(dumps.by_process[call.place.process]["clock"]["wall_ns"])
+    return dumps.now(call.place.process)
 
 
 def _doing(dumps: Dumps, process: int) -> list[str]:
@@ -316,14 +316,14 @@ def _doing(dumps: Dumps, process: int) -> list[str]:
     ended = max((c for c in own if c.moved and c.resumed), key=lambda c: c.resumed, default=None)
     lines = [f"It is {dump['state']}."] if dump["state"] == "stopped" else []
     if ended is not None:
-        ago = (dump["clock"]["wall_ns"] - ended.resumed) * 1e-9
+        ago = (dumps.now(process) - ended.resumed) * 1e-9
         lines.append(f"Its last call ended {ago:.1f} s before: {_call_text(dumps, ended)}")
     else:
         lines.append("It has ended no call.")
     if dump["stack_at_ns"] and dump["phase"] != _ENDED:
         since = (dump["stack_at_ns"] - dump["phase_since_ns"]) * 1e-9
         ago = (dump["clock"]["now_ns"] - dump["stack_at_ns"]) * 1e-9
-        seen_at = dump["stack_at_ns"] + dump["clock"]["wall_ns"] - dump["clock"]["now_ns"]
+        seen_at = dump["stack_at_ns"] + dumps.offsets[process]
         if ended is not None and seen_at < ended.resumed:  # it has gone on since
             if dump["stack"]:
                 lines.append(f"Its Python stack, {ago:.1f} s before, when that call had not ended:")

@@ -2,7 +2,7 @@
 
 `jaxcoll doctor` reads them, and so can anybody: `calls` is a table of the latest calls of each
 device, `sites` what stands where they were made, times are nanoseconds of the process's clock,
-which `clock` relates to the time of day.
+which `clock` relates to the time of day, and to the clocks of other hosts.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ class _Others:
     boxes: ClassVar[dict[int, BlackBox]] = {}
     named = os.environ.get("JAXCOLL_JOB")
     job = named or secrets.token_hex(8)
+    met_ns = 0  # on this process's clock, a moment of all processes of several hosts
 
 
 class _Folder:
@@ -63,12 +64,13 @@ def job() -> str:
     return _Others.job if _Others.named or _Folder.shared is not None else ""
 
 
-def observe(others: Mapping[int, BlackBox], first: Mapping[str, str]) -> None:
+def observe(others: Mapping[int, BlackBox], first: Mapping[str, str], met_ns: int = 0) -> None:
     """Has dumps tell of these processes, too, when they are gone, all in one folder.
 
-    `first`: the card of the first process.
+    `first`: the card of the first process. `met_ns`: when this process's clock showed that, it was
+    the same moment on all hosts; 0: there is one host.
     """
-    _Others.boxes, _Others.job = dict(others), first["job"]
+    _Others.boxes, _Others.job, _Others.met_ns = dict(others), first["job"], met_ns
     _Folder.shared = first["folder"]
     tell_engine()
 
@@ -224,7 +226,11 @@ def contents(box: BlackBox) -> dict[str, Any]:
         "job": _Others.job,
         "host": socket.gethostname(),
         "boot": _boot(),
-        "clock": {"now_ns": time.monotonic_ns(), "wall_ns": time.time_ns()},
+        "clock": {
+            "now_ns": time.monotonic_ns(),
+            "wall_ns": time.time_ns(),
+            "met_ns": _Others.met_ns,
+        },
         **box.about(),
         "stack": stack,
         "stack_at_ns": stack_at_ns,

@@ -76,6 +76,11 @@ class Dumps:
 
     by_process: dict[int, dict[str, Any]]
     calls: list[Call]
+    offsets: dict[int, int] = dataclasses.field(default_factory=dict)  # of clocks, by process
+
+    def now(self, process: int) -> int:
+        """Returns when a process has dumped, on the clock of the calls."""
+        return int(self.by_process[process]["clock"]["now_ns"]) + self.offsets[process]
 
     @ft.cached_property
     def by_series(self) -> dict[tuple[int, ...], list[Call]]:
@@ -181,20 +186,22 @@ def read(paths: Sequence[str | Path]) -> Dumps:
 def dumps_of(dumps: dict[int, dict[str, Any]]) -> Dumps:
     """Returns dumps by process, with their calls on one clock: that of the day.
 
-    Processes of one boot of a host have one clock, and so get one offset to the day's.
+    Processes of one boot of a host have one clock, and so get one offset to the day's. The clocks
+    of several hosts are brought to that of the first by the moment at which their processes met, if
+    the dumps have that; else each host's day counts.
     """
-    offsets: dict[Any, int] = {}
+    first = next(iter(dumps.values()))["clock"]
+    have_met = all(dump["clock"].get("met_ns") for dump in dumps.values())
+    of_boot: dict[Any, int] = {}
+    offsets = {}
     for process, dump in dumps.items():
         clock = dump["clock"]
-        offsets.setdefault(dump.get("boot") or process, clock["wall_ns"] - clock["now_ns"])
-    return Dumps(
-        dumps,
-        [
-            call
-            for process, dump in dumps.items()
-            for call in _calls(dump, offsets[dump.get("boot") or process])
-        ],
-    )
+        offset = clock["wall_ns"] - clock["now_ns"]
+        if have_met:
+            offset = first["wall_ns"] - first["now_ns"] + first["met_ns"] - clock["met_ns"]
+        offsets[process] = of_boot.setdefault(dump.get("boot") or process, offset)
+    calls = [call for process, dump in dumps.items() for call in _calls(dump, offsets[process])]
+    return Dumps(dumps, calls, offsets)
 
 
 def _calls(dump: Mapping[str, Any], offset: int) -> Iterator[Call]:

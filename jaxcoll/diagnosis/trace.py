@@ -102,7 +102,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     picture, `.png`, where matplotlib is installed; and tables are printed: what a step of each
     device is made of, who the others wait for, and the slowest steps. A step is an execution of a
     program, on all devices whose calls met in it. On one host all clocks are one; over several
-    hosts they are those of the day, and as far apart as these.
+    hosts they are as far apart as a message takes from one to another.
 
     Cost: a thread looks every 2 ms for new calls, and keeps about 100 bytes of each.
 

@@ -278,6 +278,27 @@ def test_a_straggler(tmp_path):
     )
 
 
+def test_clocks_of_hosts_whose_days_differ(tmp_path):
+    """What they have in common is the moment at which the processes met."""
+    job = Job()
+    job.steps(20, late=2, by_ms=30)
+    folder = job.write(tmp_path)
+    for rank in range(RANKS):
+        file = tmp_path / f"process_{rank}.json"
+        dump = json.loads(file.read_text())
+        dump["clock"]["wall_ns"] += rank * 3600 * 10**9
+        file.write_text(json.dumps(dump))
+    assert "is a straggler: to 20 of 40 calls" not in doctor.report(folder)[0]
+    for rank in range(RANKS):
+        file = tmp_path / f"process_{rank}.json"
+        dump = json.loads(file.read_text())
+        dump["clock"]["met_ns"] = 10**8 - 5 * rank * 10**9
+        file.write_text(json.dumps(dump))
+    text, status = doctor.report(folder)
+    assert status == doctor.SLOW
+    assert "process 2, device 0 is a straggler: to 20 of 40 calls it came last, 30.0 ms" in text
+
+
 def test_a_straggler_in_several_calls(tmp_path):
     """Those that the others waited in for longest, not most often."""
     job = Job()

@@ -101,6 +101,11 @@ def test_a_mesh_says_where_its_devices_are(hosts: int):
             host = f" on host{process}" if hosts > 1 else ""
             device = rf"  cpu:\d+ process {process}{host}"
             assert re.fullmatch(rf"p {process}{device}\s*{device}", said[2 + process])
+    if hosts > 1:
+        met = [re.fullmatch(r"met at (\d+) ns", said[-1]) for said in told.values()]
+        times = [int(each[1]) if each else 0 for each in met]
+        assert min(times) > 0
+        assert max(times) - min(times) < 1e9, times
 
 
 @needs_native
