@@ -572,20 +572,26 @@ def test_top_of_a_job(capsys):
         job.communicate(timeout=60)
 
 
-@full
-def test_a_timeline_of_a_job(tmp_path):
-    """Its straggler is where it says, on the clock of all processes."""
-    file = tmp_path / "timeline.json"
+def traced(fault: str, folder: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Runs two processes, of which the second one has a fault, and draws their timeline."""
+    file = folder / "timeline.json"
     launcher = ["-m", "jaxcoll", "run", "-n", "2", "--trace", str(file)]
     done = subprocess.run(
-        [sys.executable, *launcher, EXAMPLE, *("--fault", "slow", "--rank", "1")],
-        env=job_environment() | {"JAXCOLL_DUMP_DIR": str(tmp_path / "dumps")},
+        [sys.executable, *launcher, EXAMPLE, *("--fault", fault, "--rank", "1")],
+        env=job_environment() | {"JAXCOLL_DUMP_DIR": str(folder / "dumps")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=START_S,
         cwd=ROOT,
     )
+    return file, done
+
+
+@full
+def test_a_timeline_of_a_job(tmp_path):
+    """Its straggler is where it says, on the clock of all processes."""
+    file, done = traced("slow", tmp_path)
     assert done.returncode == 0, done.stdout
     assert f"timeline: {file}" in done.stdout
     events = json.loads(file.read_text())["traceEvents"]
@@ -602,17 +608,7 @@ def test_a_timeline_of_a_job(tmp_path):
 
 @full
 def test_a_timeline_has_what_a_process_did_that_was_killed(tmp_path):
-    file = tmp_path / "timeline.json"
-    launcher = ["-m", "jaxcoll", "run", "-n", "2", "--trace", str(file)]
-    done = subprocess.run(
-        [sys.executable, *launcher, EXAMPLE, *("--fault", "dies", "--rank", "1")],
-        env=job_environment() | {"JAXCOLL_DUMP_DIR": str(tmp_path / "dumps")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=START_S,
-        cwd=ROOT,
-    )
+    file, done = traced("dies", tmp_path)
     assert done.returncode == 128 + 9, done.stdout
     assert "has left nothing" not in done.stdout
     calls = [e for e in json.loads(file.read_text())["traceEvents"] if e.get("cat") == "call"]
