@@ -56,7 +56,8 @@ def make_mesh(
     if needed < len(devices) and not allow_unused:
         raise ValueError(
             f"{call}: axes: a mesh of {shape} = {needed} devices leaves {len(devices) - needed} of "
-            f"{len(devices)} unused. Make an axis larger (or -1), or pass allow_unused=True."
+            f"{len(devices)} unused. Make an axis larger (or -1), or say which are used, as with "
+            f"devices=jax.devices()[:{needed}]."
         )
     if axis_types is None:
         axis_types = AxisType.Auto

@@ -153,7 +153,8 @@ class Pipe:
         rest = [leaf for i, leaf in enumerate(own) if i not in numbers]
         chunk = [leaf[: layers.width] for leaf in stored]
         lack = min(layers.sizes) < layers.width
-        model = cut(call, loss_of, own, names, numbers, example, chunk, some_lack=lack)
+        of_chunk = layers.numbers(rank)[0]
+        model = cut(call, loss_of, own, names, numbers, example, chunk, of_chunk, some_lack=lack)
         schedule = PipelineSchedule(self.kind, size, self.num_chunks)
         metrics, of_rest, of_layers = pipeline_run.value_and_grad(
             model,

@@ -143,6 +143,7 @@ def cut(
     spread: Sequence[int],
     example: tuple[Any, Any],
     chunk: Sequence[jax.Array],
+    numbers: jax.Array,
     *,
     some_lack: bool,
 ) -> Cut:
@@ -157,6 +158,7 @@ def cut(
         spread: the numbers of those that hold the layers.
         example: a micro-batch and a key.
         chunk: layers of a stage, for each of `spread`.
+        numbers: of these layers.
         some_lack: some stages have fewer layers, see `run_layers`.
 
     Raises:
@@ -217,7 +219,6 @@ def cut(
         return _pruned(call, function, holders, where, (rest, *example, *arguments))
 
     run_before, x, *communicate = traced(before)
-    numbers = jnp.arange(chunk[0].shape[0])
     zeros = [typed_like(jnp.zeros(leaf.shape, leaf.dtype), leaf) for leaf in x]
     # Even what depends on nothing is another value on each rank, once it has been passed on.
     zeros = [typed_like(leaf, example[1]) for leaf in zeros]
@@ -294,12 +295,16 @@ def _pruned(
     Of the program are left the equations that its results need. It may not read the holders.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(holders, *arguments)
-    if set(_variables(closed.jaxpr.outvars)) & set(closed.jaxpr.constvars):
+    results = set(_variables(closed.jaxpr.outvars))
+    constants = zip(closed.jaxpr.constvars, closed.consts, strict=True)
+    if any(
+        isinstance(value, jax.core.Tracer) for variable, value in constants if variable in results
+    ):
         raise ValueError(  # what another trace has made
             f"{call}: model: it calls pipeline= inside of a jax.jit, jax.checkpoint or loop of its "
             "own. Call it in the model itself, and put these around the layer."
         )
-    jaxpr, needed, equations = closed.jaxpr, set(_variables(closed.jaxpr.outvars)), []
+    jaxpr, needed, equations = closed.jaxpr, results, []
     for equation in reversed(jaxpr.eqns):
         if needed & set(equation.outvars):
             needed.update(_variables(equation.invars))

@@ -187,7 +187,7 @@ class ParallelPlan:
             return mapped(state, batch)
 
         jitted = jax.jit(checked, donate_argnums=0 if donate else ())
-        structure = jax.tree.structure(expected)
+        structure, devices = jax.tree.structure(expected), set(self.mesh.devices.flat)
         split = NamedSharding(self.mesh, P(self.batch_axes))
 
         @ft.wraps(jitted)
@@ -197,7 +197,12 @@ class ParallelPlan:
                     _check_shapes("train_step", state, expected)
                 raise ValueError(
                     "train_step: state: expected one of this plan's last init, with its model and "
-                    f"optimizer, got {_described(state)}."
+                    f"optimizer, got {_described(state, expected)}"
+                )
+            if (leaf := state.step).committed and leaf.sharding.device_set != devices:
+                raise ValueError(
+                    f"train_step: state: it is on {len(leaf.sharding.device_set)} devices, which "
+                    f"are not the {len(devices)} of this plan's mesh. {_MOVE}"
                 )
             if any(map(_is_gone, jax.tree.leaves(state))):
                 raise ValueError(
@@ -284,7 +289,7 @@ def _check_shapes(call: str, state: TrainState, expected: TrainState) -> None:
                 raise ValueError(
                     f"{call}: state: {name}{leaf_name(path)}: expected shape {like.shape}, as of "
                     f"this plan's last init, got {np.shape(leaf)}. Make the state with this plan's "
-                    "init, and after it the step with build_train_step."
+                    f"init, and after it the step with build_train_step. {_MOVE}"
                 )
 
 
@@ -298,6 +303,25 @@ def _is_gone(leaf: Any) -> bool:
     return is_array and leaf.is_deleted()
 
 
-def _described(state: Any) -> str:
+_MOVE = (
+    "Move one of another plan, with the same optimizer: jaxcoll.reshard(state, "
+    "plan.init(...).specs, mesh=plan.mesh)."
+)
+
+
+def _described(state: Any, expected: TrainState) -> str:
+    """Says what a state is that another plan, or none, has made, and how to mend that."""
     kind = f"a {type(state).__name__}"
-    return f"{kind} of a {state.kind}" if isinstance(state, TrainState) else kind
+    if not isinstance(state, TrainState):
+        return f"{kind}."
+    if state.kind != expected.kind:
+        return f"{kind} of a {state.kind}, not of a {expected.kind}."
+    for made, wanted, lacks in (
+        (state.pipe, expected.pipe, "not pipelined"),
+        (state.zero, expected.zero, "without fully_shard"),
+    ):
+        if made != wanted:
+            return (
+                f"{kind} of a plan that is {made or lacks}; this one is {wanted or lacks}. {_MOVE}"
+            )
+    return f"{kind} of other parameters, or of another optimizer, or split in another way. {_MOVE}"

@@ -20,16 +20,23 @@ def in_float64() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "over"), [("1f1b", {"data": 2}), ("interleaved 2", {"data": 2, "tensor": 2})]
+    ("name", "over", "layers"),
+    [
+        ("1f1b", {"data": 2}, 4),
+        ("interleaved 2", {"data": 2, "tensor": 2}, 4),
+        ("1f1b", {"data": 2, "tensor": 2}, 3),  # of which a stage has fewer
+        pytest.param("gpipe", {"data": 1, "tensor": 2}, 3, marks=pytest.mark.full),
+        pytest.param("interleaved 2", {"data": 1, "tensor": 2}, 5, marks=pytest.mark.full),
+    ],
 )
-def test_dropout_is_that_of_micro_batches(name: str, over: dict[str, int]):
+def test_dropout_is_that_of_micro_batches(name: str, over: dict[str, int], layers: int):
     """The same masks as without a pipeline: forward, and when a stage is computed again."""
-    data, chunks = batch(), 2
+    data = batch()
     split = {"axis": "tensor"} if "tensor" in over else {}
     results = []
     for pipe in (1, 2):
         mesh = mesh_of(pipe=pipe, **over)
-        model = OfLinen(2 * chunks, mesh=mesh if split else None, drop=0.5, **split)
+        model = OfLinen(layers, mesh=mesh if split else None, drop=0.5, **split)
         if pipe == 1:
             state = start(model, data, mesh, OPTIMIZERS["sgd"])
             step = data_parallel_train_step(model, accumulate=3)
@@ -42,7 +49,7 @@ def test_dropout_is_that_of_micro_batches(name: str, over: dict[str, int]):
     assert_trained_as(results[1][0], results[0][0])
     losses = [[m["loss"] for m in metrics] for _, metrics in results]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-10)
-    _, plain, _ = on_one_device("linen", 2 * chunks, "sgd")  # nothing dropped: something else
+    _, plain, _ = on_one_device("linen", layers, "sgd")  # nothing dropped: something else
     with pytest.raises(AssertionError):
         assert_trained_as(results[1][0], plain)
 

@@ -135,6 +135,32 @@ def test_models_that_cannot_be_cut(how: str, text: str):
         trained()
 
 
+def test_constants_between_stages():
+    """Such as a table that each layer reads: what no trace has made."""
+    table = np.linspace(0.5, 1, 4)
+
+    def init(key: Any, x: Any) -> Any:
+        del x
+        return 0.3 * jax.random.normal(key, (3, 4, 4), np.float64)
+
+    def apply(kernels: Any, x: Any, pipeline: Any = jaxcoll.sequential) -> Any:
+        def layer(kernel: Any, tree: Any) -> Any:
+            scaled = tree["x"] * tree["table"] + tree["more"]
+            return {**tree, "x": tree["x"] + jnp.tanh(scaled @ kernel)}
+
+        tree = {"x": x[:, :4], "table": table, "more": jnp.asarray(table)}
+        return pipeline(layer, kernels, tree)["x"]
+
+    data, trained = batch(), []
+    for pipe in (1, 2):
+        mesh = mesh_of(data=2, pipe=pipe)
+        model = pipelined((init, apply), 3)
+        state = start(model, data, mesh)
+        state, _ = train(data_parallel_train_step(model), state, data, mesh, state.specs)
+        trained.append(state.unpadded().params)
+    assert_trained_as(trained[1], trained[0])
+
+
 def test_errors_of_a_pipeline_in_code_of_ones_own():
     def run(layers: int, examples: int) -> Any:
         x = {"a": jnp.ones((examples, 3))}

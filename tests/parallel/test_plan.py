@@ -24,9 +24,9 @@ OPTIMIZERS = {"sgd": optax.sgd(0.3), "adamw": optax.adamw(0.02)}
 AXES: dict[str, dict[str, int]] = {
     "data, fsdp": {"data": 2, "fsdp": 3},
     "data, tensor": {"data": 4, "tensor": 2},
-    "data, pipe": {"data": 2, "pipe": 4},
+    "data, pipe": {"data": 4, "pipe": 2},
     "fsdp, tensor": {"fsdp": 2, "tensor": 3},
-    "fsdp, pipe": {"fsdp": 2, "pipe": 3},
+    "fsdp, pipe": {"fsdp": 4, "pipe": 2},
     "tensor, pipe": {"tensor": 3, "pipe": 2},
     "data, fsdp, tensor": {"data": 2, "fsdp": 2, "tensor": 2},
     "data, fsdp, pipe": {"data": 2, "fsdp": 2, "pipe": 2},
@@ -75,12 +75,34 @@ def test_trains_as_on_one_device(axes: str, kind: str, library: str, optimizer: 
         sizes,
         fsdp=fsdp if "fsdp" in sizes else None,
         accumulate=2 if axes == "fsdp, tensor, pipe" else 1,
-        num_micro_batches=3 if sizes.get("data", 1) < 4 else 1,
-        schedule="1f1b" if schedule == "interleaved" and sizes.get("pipe", 1) > 2 else schedule,
+        num_micro_batches=3,
+        schedule=schedule,
     )
     axis = "tensor" if "tensor" in sizes else None
     model = LIBRARIES[library](axis, plan.mesh if axis else None)
     assert_trains_as_on_one_device(plan, model, library, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("axes", "options", "text"),
+    [
+        ({"pipe": 2}, {"schedule": "gpipe"}, r"that is pipelined over .*gpipe.*; .* is .*1f1b"),
+        ({"data": 2}, {}, "plan that is not pipelined; this one is pipelined over"),
+        ({"pipe": 4}, {}, r"blocks.*: expected shape \(6, 24, 24\), .* got \(8, 24, 24\)"),
+        ({"data": 2, "pipe": 2}, {}, "it is on 4 devices, which are not the 2 of this plan's mesh"),
+    ],
+)
+def test_a_state_of_another_plan(axes: dict[str, int], options: dict[str, Any], text: str):
+    """It is refused, and the text says how it is moved."""
+    data, key = batch(), jax.random.key(0)
+    plan, other = plan_of({"pipe": 2}), plan_of(axes, **options)
+    made = [p.init(of_linen(None, None), OPTIMIZERS["sgd"], key, data) for p in (other, plan)]
+    step = plan.build_train_step(ft.partial(loss_fn, None))
+    with pytest.raises(ValueError, match=rf"{text}.*Move one .*reshard\("):
+        step(made[0], data)
+    moved = jaxcoll.reshard(made[0], made[1].specs, mesh=plan.mesh)
+    found, expected = (step(state, data)[1]["loss"] for state in (moved, made[1]))
+    assert float(found) == float(expected)
 
 
 def test_parts_of_a_sequence_in_a_pipeline():
