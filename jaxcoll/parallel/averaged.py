@@ -9,6 +9,7 @@ from jax.extend.core.primitives import jit_p
 
 from jaxcoll import _compat
 from jaxcoll._sharding import leaf_name
+from jaxcoll.parallel.optimizer_state import updated
 from jaxcoll.parallel.synchronize import jaxcoll_average, without_synchronization
 
 # Linear in all operands: of means they give the mean of what they give on each rank.
@@ -38,7 +39,7 @@ def averaged_leaves(
     """
 
     def update(grads: Any, state: Any, params: Any) -> Any:
-        return optimizer.update(grads, state, params)
+        return updated(call, optimizer, grads, state, params)
 
     def shapes(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)

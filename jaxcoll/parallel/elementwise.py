@@ -12,6 +12,7 @@ from jax.extend.core.primitives import jit_p
 from jaxcoll import _compat
 from jaxcoll._sharding import leaf_name
 from jaxcoll.parallel.clipping import jaxcoll_whole_norm
+from jaxcoll.parallel.optimizer_state import updated
 from jaxcoll.parallel.synchronize import without_synchronization
 
 # Primitives that bring values of several places of an array together, or depend on its shape.
@@ -37,7 +38,7 @@ def check_elementwise(
         specs: how they are split.
     """
     split = _first_split(whole, parts, specs)
-    steps, constants = _steps(optimizer, whole)
+    steps, constants = _steps(call, optimizer, whole)
     for equation, touches in steps:
         name = equation.primitive.name
         makes = name.startswith(("random", "threefry", "rng"))
@@ -45,7 +46,7 @@ def check_elementwise(
             raise ValueError(_refusal(call, f"{name} in {_compat.equation_line(equation)}", split))
     by_shape = "what it does with a parameter depends on its shape, and"
     try:
-        of_parts, constants_of_parts = _steps(optimizer, parts)
+        of_parts, constants_of_parts = _steps(call, optimizer, parts)
     except (TypeError, ValueError) as error:
         raise ValueError(_refusal(call, by_shape, split)) from error
     if [_signature(e) for e, _ in steps] != [_signature(e) for e, _ in of_parts]:
@@ -82,7 +83,7 @@ def _refusal(call: str, what: str, split: str) -> str:
 
 
 def _steps(
-    optimizer: optax.GradientTransformation, params: Any
+    call: str, optimizer: optax.GradientTransformation, params: Any
 ) -> tuple[list[tuple[Any, bool]], list[Any]]:
     """Returns the equations of making the optimizer's state and of an update, and their constants.
 
@@ -91,12 +92,12 @@ def _steps(
     """
 
     def update(grads: Any, state: Any, params: Any) -> Any:
-        return optimizer.update(grads, state, params)
+        return updated(call, optimizer, grads, state, params)
 
     with without_synchronization():
         made = jax.make_jaxpr(optimizer.init, return_shape=True)(params)
-        updated = jax.make_jaxpr(update)(params, made[1], params)
-    both = (made[0], updated)
+        of_update = jax.make_jaxpr(update)(params, made[1], params)
+    both = (made[0], of_update)
     steps = [
         step
         for closed in both

@@ -39,6 +39,8 @@ def fully_shard(
     and dropped after it. Of layers in a scan one is whole at a time, where the scan goes over the
     parameters themselves, by their first dimension. What stands under one `jax.checkpoint`,
     `jax.custom_vjp` or `jax.lax.cond` is read as one: put them around layers, not around a model.
+    What a layer makes of a parameter and multiplies with, such as `w / norm(w)`, is kept whole for
+    the backward pass, for every layer, unless there is a `jax.checkpoint` around it.
 
     Args:
         model: a Flax linen or NNX module, a function that makes an NNX module, or a pair

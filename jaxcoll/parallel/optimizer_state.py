@@ -30,6 +30,27 @@ def initialized(call: str, optimizer: optax.GradientTransformation, params: Any)
         ) from error
 
 
+def updated(
+    call: str, optimizer: optax.GradientTransformation, grads: Any, opt_state: Any, params: Any
+) -> tuple[Any, Any]:
+    """Returns the updates of parameters, and the optimizer's state after that.
+
+    Raises:
+        TypeError: its update needs to be told more than that, such as the loss.
+    """
+    try:
+        return optimizer.update(grads, opt_state, params)
+    except TypeError as error:
+        if "required keyword-only argument" not in str(error):
+            raise
+        raise TypeError(
+            f"{call}: optimizer: a training step gives it gradients, its state and parameters, but "
+            f"its update needs more: {error}. Use one that does not, or, for "
+            "optax.contrib.reduce_on_plateau, optax.inject_hyperparams and a learning rate that "
+            "your loop sets in state.opt_state."
+        ) from error
+
+
 def specs_of_state(
     call: str, optimizer: optax.GradientTransformation, opt_state: Any, params: Any, specs: Any
 ) -> Any:

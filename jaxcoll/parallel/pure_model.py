@@ -86,7 +86,8 @@ def _of_linen(call: str, model: nn.Module) -> PureModel:
         outputs, others = model.apply(
             variables,
             inputs,
-            rngs={"dropout": rng},
+            # Linen takes "params" for streams of other names.
+            rngs={"dropout": rng, "params": jax.random.fold_in(rng, 1)},
             mutable=[name for name in variables if name != "params"],
             **flags,
             **more,
@@ -124,12 +125,18 @@ def _of_nnx_maker(call: str, make: Callable[[], Any]) -> PureModel:
     _check_metadata(call, params, specs)
 
     def first() -> tuple[Any, Any]:
-        _, params, _, others = _parts(make())
+        _, params, _, others = _parts(_made(make))
         # Modules may keep what is another one each time they are made, such as a lambda.
         params, others = treedef.unflatten(jax.tree.leaves((params, others)))
         return jax.tree.map(_boxed, params, specs), others
 
     return _with_fresh_keys(type(shapes), graph, keys, first)
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    # The state's place says where parameters lie, not a mesh around this call.
+    with nnx.use_eager_sharding(False):
+        return make()
 
 
 def _checked(call: str, make: Callable[[], Any]) -> nnx.Module:
@@ -145,7 +152,7 @@ def _checked(call: str, make: Callable[[], Any]) -> nnx.Module:
             f"{call}: model: expected a function without arguments that makes an NNX module, such "
             f"as lambda: Model(rngs=nnx.Rngs(0)), got {name} ({error})."
         ) from None
-    module = make()
+    module = _made(make)
     if not isinstance(module, nnx.Module):
         raise TypeError(
             f"{call}: model: expected a function that makes an NNX module, but {name} returned "

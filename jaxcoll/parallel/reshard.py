@@ -59,7 +59,10 @@ def reshard(state: Any, new_specs: Any, *, mesh: Mesh | None = None) -> Any:
     try:
         specs = jax.tree.broadcast(new_specs, state, is_leaf=lambda leaf: isinstance(leaf, P))
     except ValueError as error:
-        raise ValueError(f"{call}: new_specs: not the state's structure: {error}") from None
+        raise ValueError(
+            f"{call}: new_specs: expected a jax.P for each leaf of the state, or one for all of a "
+            f"part of it, but it has another structure: {error}"
+        ) from None
     shardings = jax.tree_util.tree_map_with_path(put, state, specs)
     # One after the other: a move may need the whole of its leaf on each device.
     return jax.tree.map(

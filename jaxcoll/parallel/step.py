@@ -31,6 +31,7 @@ from jaxcoll.parallel.batches import (
     micro_batches,
     sums,
 )
+from jaxcoll.parallel.optimizer_state import updated
 from jaxcoll.parallel.precision import MixedPrecisionPolicy
 from jaxcoll.parallel.pure_model import PureModel, as_pure
 from jaxcoll.parallel.splits import Split, each
@@ -90,6 +91,7 @@ def build_step(
         variables = {"params": policy.of_params(params), **state.variables}
         inputs = policy.of_inputs(inputs_of(call, batch))
         outputs, others = model.apply(variables, inputs, rng, **more)
+        _check_kept(call, model.kind, state.variables, others)
         metrics = sums(call, compute_loss(policy.of_outputs(outputs), batch))
         _check_local(call, metrics["loss"][0], axes)
         return metrics, others
@@ -166,7 +168,7 @@ def build_step(
         grads = jax.tree.map(
             lambda grad, leaf: _quotient(grad, divisor).astype(leaf.dtype), grads, state.params
         )
-        params, opt_state = _updated(state, grads, zero)
+        params, opt_state = _updated(call, state, grads, zero)
         new = dataclasses.replace(
             state,
             step=state.step + 1,
@@ -190,6 +192,20 @@ def _check_local(call: str, loss: jax.Array, axes: Axes) -> None:
             f"{call}: loss_fn: its loss is typed as the same on all ranks of {listed(same)}. "
             "Return that of this device's examples: the step averages it."
         )
+
+
+def _check_kept(call: str, kind: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """What a model keeps has a place in the state for each value: `sow` appends some."""
+    for name, values in after.items():
+        known = {path for path, _ in jax.tree_util.tree_leaves_with_path(before.get(name, ()))}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(values):
+            if path not in known:
+                raise ValueError(
+                    f"{call}: model: {kind} has {name}{leaf_name(path)}, {leaf.dtype}"
+                    f"{list(leaf.shape)}, after a step, but not before: as with sow, it would have "
+                    "more values after each one. Return it beside the outputs, for loss_fn, or sow "
+                    "it with a reduce_fn that keeps one value."
+                )
 
 
 def _wide(dtype: Any) -> Any:
@@ -380,11 +396,11 @@ def _to_be_averaged(
     ), metrics
 
 
-def _updated(state: TrainState, grads: Any, zero: Zero | None) -> tuple[Any, Any]:
+def _updated(call: str, state: TrainState, grads: Any, zero: Zero | None) -> tuple[Any, Any]:
     """Returns the parameters after the optimizer's step, and its state."""
     in_parts = zero is not None and zero.stage < 3
     params = zero.part(state.params, state.split) if zero and in_parts else state.params
-    updates, opt_state = state.optimizer.update(grads, state.opt_state, params)
+    updates, opt_state = updated(call, state.optimizer, grads, state.opt_state, params)
     params = optax.apply_updates(params, updates)
     return (zero.rejoined(params, state.split) if zero and in_parts else params), opt_state
 

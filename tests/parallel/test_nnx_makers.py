@@ -136,6 +136,18 @@ def test_trains_as_the_module(sizes: dict[str, int], is_sharded: bool):
         assert seen == pytest.approx(wanted, rel=1e-5)
 
 
+def test_metadata_without_a_mesh_around():
+    """The mesh that is given counts, also where Flax would want one around the call."""
+
+    def make() -> nnx.Module:
+        init = nnx.with_partitioning(nnx.initializers.ones, (None, "tensor"))
+        return nnx.Linear(16, 6, kernel_init=init, rngs=nnx.Rngs(0))
+
+    state = start(make, batch(), mesh_of(data=2, tensor=2))
+    assert state.params["kernel"].sharding.spec == jax.P(None, "tensor")
+    assert nnx.using_eager_sharding()
+
+
 def test_on_one_device_and_back_in_a_module():
     data = (np.ones((4, WIDE), np.float32), np.zeros(4, np.int32))
     state = create_train_state(InARow, optax.sgd(0.1), jax.random.key(0), data)
@@ -174,7 +186,7 @@ def test_errors():
     class Named(nnx.Module):
         def __init__(self) -> None:
             value = jnp.ones((16, 4))
-            self.w = nnx.Param(value, out_sharding=(None, "embed"), eager_sharding=False)
+            self.w = nnx.Param(value, out_sharding=(None, "embed"))
 
     with pytest.raises(ValueError, match=r"params\['w'\].*: names: 'embed' is not an axis"):
         start(Named, data, mesh_of(data=2))

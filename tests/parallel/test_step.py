@@ -238,6 +238,75 @@ def test_a_parameter_that_two_layers_of_nnx_share(stage: Any):
     assert_trained_as(got, expected)
 
 
+class SowsLinen(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        self.sow("losses", "aux", jnp.mean(x))
+        return nn.Dense(4)(x)
+
+
+class SowsNnx(nnx.Module):
+    def __init__(self) -> None:
+        self.dense = nnx.Linear(16, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        self.sow(nnx.Intermediate, "aux", jnp.mean(x))
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("model", [SowsLinen, SowsNnx])
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow")  # Flax's own
+def test_what_a_model_sows_is_no_state(model: Any, accumulate: int):
+    data, mesh = batch(16), mesh_of(data=2)
+    state = start(model(), data, mesh)
+    step = data_parallel_train_step(model(), accumulate=accumulate)
+    text = r"model: \w+ Sows\w+ has .*'aux'.*, float64\[\], after a step.* Return it beside"
+    with pytest.raises(ValueError, match=text):
+        train(step, state, data, mesh, state.specs)
+
+
+def test_streams_of_random_numbers_by_any_name():
+    """Each has numbers of its own, which differ between devices and steps."""
+
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            self.param("w", nn.initializers.zeros, (1,))
+            names = ("dropout", "noise", "params")
+            return jnp.stack([jax.random.uniform(self.make_rng(name)) for name in names])
+
+    data, mesh = (np.ones((2, 1)), np.zeros(2)), mesh_of(data=2)
+    seen: list[Any] = []
+
+    def loss_fn(outputs: Any, part: Any) -> Any:
+        del part
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), outputs)
+        return outputs.sum() * 0, 1.0
+
+    state = start(Noisy(), data, mesh)
+    train(data_parallel_train_step(Noisy(), loss_fn=loss_fn), state, data, mesh, state.specs)
+    jax.effects_barrier()
+    assert np.unique(np.stack(seen)).size == 3 * 2 * STEPS
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_an_optimizer_that_needs_the_loss(is_sharded: bool):
+    data, mesh = batch(8), mesh_of(data=2)
+    model: Any = lambda rng, x: jnp.ones((16, 4)), lambda w, x: x @ w
+    model = fully_shard(model, min_weight_size=1) if is_sharded else model
+    optimizer = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())
+    call = "create_train_state" if is_sharded else "data_parallel_train_step"
+    text = rf"{call}: optimizer: .* its update needs more: .* 'value'\. Use one that does not"
+
+    def run() -> None:
+        state = create_train_state(model, optimizer, jax.random.key(0), data, mesh)
+        train(data_parallel_train_step(model), state, data, mesh, state.specs)
+
+    with pytest.raises(TypeError, match=text):
+        run()
+
+
 class Dropped(nnx.Module):
     """An NNX module with a Dropout, whose key it keeps itself."""
 
