@@ -199,10 +199,11 @@ class ParallelPlan:
                     "train_step: state: expected one of this plan's last init, with its model and "
                     f"optimizer, got {_described(state, expected)}"
                 )
-            if (leaf := state.step).committed and leaf.sharding.device_set != devices:
+            found = _devices_of(state.step)
+            if found is not None and found != devices:
                 raise ValueError(
-                    f"train_step: state: it is on {len(leaf.sharding.device_set)} devices, which "
-                    f"are not the {len(devices)} of this plan's mesh. {_MOVE}"
+                    f"train_step: state: it is on {len(found)} devices, which are not the "
+                    f"{len(devices)} of this plan's mesh. {_MOVE}"
                 )
             if any(map(_is_gone, jax.tree.leaves(state))):
                 raise ValueError(
@@ -298,9 +299,17 @@ def _made(state: TrainState) -> Any:
     return state.kind, state.pipe, state.zero
 
 
+def _is_there(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+
+
 def _is_gone(leaf: Any) -> bool:
-    is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
-    return is_array and leaf.is_deleted()
+    return _is_there(leaf) and leaf.is_deleted()
+
+
+def _devices_of(leaf: Any) -> set[Any] | None:
+    """Returns where an array was put; None: `jax.jit` puts it where the others are."""
+    return leaf.sharding.device_set if _is_there(leaf) and leaf.committed else None
 
 
 _MOVE = (
