@@ -270,7 +270,7 @@ MUTANTS = [
         "parallel/pipe.py",
         "            return jax.random.fold_in(rng, number)\n",
         "            return jax.random.fold_in(rng, 0 * number)\n",
-        "parallel/test_pipeline_dropout.py::test_dropout_is_that_of_micro_batches[1f1b-over0]",
+        "parallel/test_pipeline_dropout.py::test_dropout_is_that_of_micro_batches[1f1b-over0-4]",
     ),
     Mutant(
         "of stages and ticks",
@@ -280,7 +280,7 @@ MUTANTS = [
         'what goes to the stage before."""\n'
         "        micro, key, chunk, numbers = self._of_tick(row)\n"
         "        key = jax.random.fold_in(key, 1)\n",
-        "parallel/test_pipeline_dropout.py::test_dropout_is_that_of_micro_batches[1f1b-over0]",
+        "parallel/test_pipeline_dropout.py::test_dropout_is_that_of_micro_batches[1f1b-over0-4]",
     ),
     # ---- Pipelines -------------------------------------------------------------------------------
     Mutant(
