@@ -158,7 +158,7 @@ def cut(
         spread: the numbers of those that hold the layers.
         example: a micro-batch and a key.
         chunk: layers of a stage, for each of `spread`.
-        numbers: of these layers.
+        numbers: which layers of the model these are, -1 where there is none.
         some_lack: some stages have fewer layers, see `run_layers`.
 
     Raises:

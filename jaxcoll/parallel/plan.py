@@ -27,6 +27,11 @@ from jaxcoll.parallel.step import Step, build_step
 
 # The slowest first: ranks that communicate most are next to each other.
 _AXES = ("pipe", "data", "fsdp", "tensor")
+# The way out where a state is refused.
+_MOVE = (
+    "Move one of another plan, with the same optimizer: jaxcoll.reshard(state, "
+    "plan.init(...).specs, mesh=plan.mesh)."
+)
 
 
 class ParallelPlan:
@@ -310,12 +315,6 @@ def _is_gone(leaf: Any) -> bool:
 def _devices_of(leaf: Any) -> set[Any] | None:
     """Returns where an array was put; None: `jax.jit` puts it where the others are."""
     return leaf.sharding.device_set if _is_there(leaf) and leaf.committed else None
-
-
-_MOVE = (
-    "Move one of another plan, with the same optimizer: jaxcoll.reshard(state, "
-    "plan.init(...).specs, mesh=plan.mesh)."
-)
 
 
 def _described(state: Any, expected: TrainState) -> str:
