@@ -30,9 +30,8 @@ def _plans(result: dict[str, Any]) -> str:
         f"{result['rounds']} rounds, above 1 ours is faster: the same step on lax, and the better "
         "of that and of `jax.jit` of the plain step on arrays with the same shardings (GSPMD; "
         "there the batch is split over `pipe`, too, and each layer gathered). *At most*: what the "
-        "first ratio would be if our steps never stood in a call, by the engine's records, but "
-        "where two processes are a pipeline in its bubble (1/5 of the time); where several "
-        "devices share a core, others compute meanwhile, and it says little. *MB on a "
+        "first ratio would be if calls took none of the cores' time in our steps, by the engine's "
+        "records, but for the bubble where two processes are a pipeline (1/5 of it). *MB on a "
         "device*: state, batch and temporary values, as the compiler says. The loss after all "
         "steps is compared, to 0.002.",
         "",

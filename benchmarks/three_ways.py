@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import lost_time
 from shared import peak_bytes
 
 # Way -> what it is called, and its color. The first is ours; GSPMD: `jax.jit` of the plain step on
@@ -96,12 +97,12 @@ def compare(
             its state, which is donated, and its batch.
         rounds: how many.
         ways: all of `WAYS`, and more.
-        bubble: the share of a step in which a process has nothing to do, however fast calls are.
+        bubble: the share of a step in which a core has nothing to do, however fast calls are.
 
     Returns:
-        A row: times, ratios of rounds, bytes, and losses. `exposed` is the share of our steps in
-        which a device was in a call, `limit` what the ratio to lax would be at most if that were
-        the bubble alone.
+        A row: times, ratios of rounds, bytes, and losses. `lost` is the share of the cores' time
+        that calls took from our steps, `limit` what the ratio to lax would be if that were the
+        bubble alone.
     """
     import jax
 
@@ -123,7 +124,7 @@ def compare(
             if number > 1:  # warm
                 seconds[way].append(time.perf_counter() - begin)
             steps[way], losses[way] = (step, state, batch), float(metrics["loss"])
-    exposed = _exposed_share(*steps["auto"])
+    lost = lost_time.of_steps(*steps["auto"])
     better = [min(pair) for pair in zip(seconds["lax"], seconds["GSPMD"], strict=True)]
 
     def over_ours(times: list[float]) -> float:
@@ -134,30 +135,12 @@ def compare(
     return {
         "ms": {way: 1e3 * statistics.median(times) for way, times in seconds.items()},
         "ratio": {"lax": over_lax, "better": over_ours(better), **more},
-        "exposed": exposed,
-        "limit": over_lax / (1 - max(0.0, exposed - bubble)),
+        "lost": lost,
+        "limit": over_lax / (1 - max(0.0, lost - bubble)),
         "peak bytes": peaks,
         "losses": losses,
         "equal": max(losses.values()) - min(losses.values()) < 2e-3,
     }
-
-
-def _exposed_share(step: Any, state: Any, batch: Any, count: int = 5) -> float:
-    """Returns the share of some steps of this process's devices that passed in native calls."""
-    import jax
-
-    from jaxcoll.diagnosis import black_box, timeline
-    from jaxcoll.diagnosis.records import dumps_of
-    from jaxcoll.diagnosis.trace import Collector
-
-    box = black_box.own()
-    assert box is not None, "benchmarks need the extension"
-    collector = Collector(box)
-    collector.start()
-    for _ in range(count):
-        state, _ = jax.block_until_ready(step(state, batch))
-    rows = timeline.rows(dumps_of({jax.process_index(): collector.end()}))
-    return statistics.mean(row.exposed for row in rows) if rows else 0.0
 
 
 # ---- Pages and pictures --------------------------------------------------------------------------
@@ -222,8 +205,7 @@ def below_aim(rows: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], st
         f"*At most*, as above, is of a step whose calls take no time. Where it is below {AIM}, the "
         "rest of the step, computing and a pipeline's bubble, is too long for any calls to reach "
         "that. The share of our calls has what they wait for other processes in it, but not a "
-        "pipeline's bubble. Where there are more devices than cores, others compute meanwhile, and "
-        "less than that share could be gained.",
+        "pipeline's bubble.",
         "",
         "| row | lax / ours | at most | cause |",
         "|---|--:|--:|---|",
@@ -231,7 +213,7 @@ def below_aim(rows: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], st
     for row in sorted(rows, key=lambda row: row["ratio"]["lax"]):
         lax, limit = row["ratio"]["lax"], row["limit"]
         if row["processes"] > 1 and lax < AIM:
-            cause = f"our calls take {1 - lax / limit:.1%} of the step"
+            cause = f"our calls take {1 - lax / limit:.1%} of the cores' time"
             if limit < AIM:
                 cause += f": no faster ones reach {AIM}"
             lines.append(f"| {_place(row, name_of)} | {lax:.2f} | {limit:.2f} | {cause} |")

@@ -29,12 +29,11 @@ def markdown(result: dict[str, Any]) -> str:
         "`TransformerLM` in float32, AdamW. Medians of the time of a step; ratios are medians of "
         f"those of {result['rounds']} rounds, above 1 ours is faster: the same step on lax, and "
         "the better of that and of `jax.jit` on arrays with the same shardings (GSPMD). *At "
-        "most*: what the first ratio would be if our steps never stood in a call, by the engine's "
-        "records; where several devices share a core, others compute meanwhile, and it says "
-        "little. *MB on a device*: state, batch and temporary values, as the compiler says. "
-        "Stage 1 has whole gradients; with its shardings GSPMD keeps parts of them, as stage 2 "
-        "does. *kept*: `reshard_after_forward=False`. The loss after all steps is compared, to "
-        "0.002.",
+        "most*: what the first ratio would be if calls took none of the cores' time in our steps, "
+        "by the engine's records. *MB on a device*: state, batch and temporary values, as the "
+        "compiler says. Stage 1 has whole gradients; with its shardings GSPMD keeps parts of "
+        "them, as stage 2 does. *kept*: `reshard_after_forward=False`. The loss after all steps "
+        "is compared, to 0.002.",
         "",
         "| processes x devices | mesh | width x layers, tokens | strategy | ours, lax, GSPMD: ms "
         "| tokens/s, ours | lax / ours | at most | better of both / ours | MB on a device "

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from jaxcoll.diagnosis.records import Call, Dumps, Place
+
 # For a moment: benchmarks have modules of the same names as tests.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "benchmarks"))
 try:
+    lost_time: Any = importlib.import_module("lost_time")
     three_ways: Any = importlib.import_module("three_ways")
     PAGES: Any = {
         "zero": importlib.import_module("zero_report").markdown,
@@ -37,12 +40,12 @@ def listed(section: Any, *rows: dict[str, Any]) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("lax", "limit", "expected"),
     [
-        (1.04, 1.25, "our calls take 16.8% of the step: no faster ones reach 1.3"),
-        (1.17, 1.299, "our calls take 9.9% of the step: no faster ones reach 1.3"),
-        (1.17, 1.3, "our calls take 10.0% of the step"),
-        (1.299, 2.598, "our calls take 50.0% of the step"),
+        (1.04, 1.25, "our calls take 16.8% of the cores' time: no faster ones reach 1.3"),
+        (1.17, 1.299, "our calls take 9.9% of the cores' time: no faster ones reach 1.3"),
+        (1.17, 1.3, "our calls take 10.0% of the cores' time"),
+        (1.299, 2.598, "our calls take 50.0% of the cores' time"),
         # A pipeline in its bubble alone.
-        (1.05, 1.05, "our calls take 0.0% of the step: no faster ones reach 1.3"),
+        (1.05, 1.05, "our calls take 0.0% of the cores' time: no faster ones reach 1.3"),
     ],
 )
 def test_why_a_row_is_not_far_enough_before_lax(lax: float, limit: float, expected: str):
@@ -69,3 +72,26 @@ def test_a_page_has_both_sections(name: str):
     page = PAGES[name](result)
     for title in ("Below 0.95 of the better of both", "Below 1.3 of lax between processes"):
         assert f"\n## {title}\n" in page
+
+
+def test_lost_time_by_hand():
+    """Of 100 ms: a wait of 30, 10 to move; a wait of 10 and a collective matmul of 40."""
+    calls = [
+        Call(Place(p, d), 1, site, 9, rank, execution, 1, *(10**6 * t for t in (a, a, e, e)))
+        for site, execution, rank, p, d, a, e in (
+            (1, 1, 0, 0, 0, 0, 40), (1, 1, 1, 1, 0, 30, 40),
+            (2, 2, 0, 0, 0, 60, 100), (2, 2, 1, 1, 0, 50, 100),
+        )
+    ]  # fmt: skip
+    sites = {"1": [{"op": "all_reduce"}], "2": [{"op": "all_gather_matmul"}]}
+    dumps = Dumps({0: {"sites": sites}, 1: {"sites": sites}}, calls)
+    # Each on its core: 40, and 10 and 10, of 200.
+    assert lost_time.share(dumps, {Place(0, 0): (0,), Place(1, 0): (1,)}) == pytest.approx(0.3)
+    # Both on one: only while both are in calls.
+    assert lost_time.share(dumps, {Place(0, 0): (0,), Place(1, 0): (0,)}) == pytest.approx(0.1)
+    # A third that makes no call computes meanwhile, and shares the core with those that move.
+    places = {Place(0, 0): (0,), Place(1, 0): (0,), Place(1, 1): (0,)}
+    assert lost_time.share(dumps, places) == pytest.approx(0.1 * 2 / 3)
+    # Three on two cores: nothing is lost by waiting, and a third of those of the 10 ms.
+    places = dict.fromkeys(places, (0, 1))
+    assert lost_time.share(dumps, places) == pytest.approx(0.1 * 2 / 3)
