@@ -26,14 +26,14 @@ def _plans(result: dict[str, Any]) -> str:
     lines = [
         *head("Products of strategies", result),
         "`TransformerLM` in float32, AdamW, `ParallelPlan` with its defaults: ZeRO-3, 1F1B of 4 "
-        "micro-batches. Medians of the time of a step; ratios are medians of those of "
-        f"{result['rounds']} rounds, above 1 ours is faster: the same step on lax, and the better "
-        "of that and of `jax.jit` of the plain step on arrays with the same shardings (GSPMD; "
-        "there the batch is split over `pipe`, too, and each layer gathered). *At most*: what the "
-        "first ratio would be if calls took none of the cores' time in our steps, by the engine's "
-        "records, but for the bubble where two processes are a pipeline (1/5 of it). *MB on a "
-        "device*: state, batch and temporary values, as the compiler says. The loss after all "
-        "steps is compared, to 0.002.",
+        "micro-batches; a pipeline alone with the other schedules, too. Medians of the time of a "
+        f"step; ratios are medians of those of {result['rounds']} rounds, above 1 ours is faster: "
+        "the same step on lax, and the better of that and of `jax.jit` of the plain step on arrays "
+        "with the same shardings (GSPMD; there the batch is split over `pipe`, too, and each layer "
+        "gathered). *At most*: what the first ratio would be if calls took none of the cores' time "
+        "in our steps, by the engine's records, but for the bubble where two processes are a "
+        "pipeline (1/5 of it, interleaved 1/9). *MB on a device*: state, batch and temporary "
+        "values, as the compiler says. The loss after all steps is compared, to 0.002.",
         "",
         "| processes x devices | mesh | width x layers, tokens | ours, lax, GSPMD: tokens/s "
         "| lax / ours | at most | better of both / ours | MB on a device | losses |",
@@ -81,7 +81,8 @@ def _pipelines(result: dict[str, Any]) -> str:
 
 
 def _mesh(row: dict[str, Any]) -> str:
-    return " x ".join(row["axes"])
+    schedule = "" if row["schedule"] == "1f1b" else f", {row['schedule']}"
+    return " x ".join(row["axes"]) + schedule
 
 
 def _draw_plans(result: dict[str, Any], path: Path) -> None:

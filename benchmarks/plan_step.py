@@ -27,6 +27,7 @@ MICRO_BATCHES = 4  # of pipelines
 SMALL, LARGE = (160, 4, 4, 16, 128), (256, 4, 8, 16, 32)
 # Processes, devices of each; models. To compile takes most of the time.
 LAYOUTS = {
+    (1, 2): (SMALL, LARGE),
     (1, 4): (SMALL, LARGE),
     (1, 8): (SMALL,),
     (2, 1): (SMALL, LARGE),
@@ -34,13 +35,17 @@ LAYOUTS = {
 }
 
 
-def products(devices: int) -> list[dict[str, int]]:
-    """Returns all products of axes of two ranks on so many devices."""
+def products(devices: int) -> list[tuple[dict[str, int], str]]:
+    """Returns all products of axes of two ranks, and schedules: of a pipeline alone all three."""
     count = devices.bit_length() - 1
-    return [dict.fromkeys(names, 2) for names in it.combinations(AXES, count)]
+    return [
+        (dict.fromkeys(names, 2), schedule)
+        for names in it.combinations(AXES, count)
+        for schedule in (pipelines.SCHEDULES if names == ("pipe",) else ("1f1b",))
+    ]
 
 
-def measure(of: Any, axes: dict[str, int], rounds: int) -> dict[str, Any]:
+def measure(of: Any, axes: dict[str, int], schedule: Any, rounds: int) -> dict[str, Any]:
     """Measures all ways of a plan on all devices of this job."""
     import jax
     import optax
@@ -50,7 +55,7 @@ def measure(of: Any, axes: dict[str, int], rounds: int) -> dict[str, Any]:
     from jaxcoll.models import TransformerLM
 
     width, heads, layers, *_ = of
-    plan = jaxcoll.ParallelPlan(axes, num_micro_batches=MICRO_BATCHES)
+    plan = jaxcoll.ParallelPlan(axes, num_micro_batches=MICRO_BATCHES, schedule=schedule)
     axis = "tensor" if "tensor" in axes else None
     model = TransformerLM(256, layers, width, num_heads=heads, axis_name=axis, mesh=plan.mesh)
     batch = plan.shard_batch(windows(of), batch_is_global=True)
@@ -77,9 +82,9 @@ def measure(of: Any, axes: dict[str, int], rounds: int) -> dict[str, Any]:
         if of[3] // MICRO_BATCHES >= plan.mesh.size // axes.get("tensor", 1):
             ways += (ACCUMULATED,)
         if jax.process_count() > 1:  # elsewhere another stage has the core meanwhile
-            schedule = jaxcoll.PipelineSchedule("1f1b", axes["pipe"])
-            bubble = schedule.bubble(MICRO_BATCHES)
-    return {"axes": axes, "model": list(of), **compare(make, rounds, ways, bubble)}
+            bubble = jaxcoll.PipelineSchedule(schedule, axes["pipe"]).bubble(MICRO_BATCHES)
+    about = {"axes": axes, "schedule": schedule, "model": list(of)}
+    return {**about, **compare(make, rounds, ways, bubble)}
 
 
 def child(part: str, rounds: int) -> None:
@@ -92,7 +97,7 @@ def child(part: str, rounds: int) -> None:
     else:
         layout = jax.process_count(), jax.local_device_count()
         chosen = it.product(LAYOUTS[layout], products(jax.device_count()))
-        rows = (measure(of, axes, rounds) for of, axes in chosen)
+        rows = (measure(of, *product, rounds) for of, product in chosen)
     for row in rows:
         if jax.process_index() == 0:
             print(json.dumps(row), flush=True)

@@ -25,6 +25,7 @@ finally:
 def row(lax: float, limit: float, better: float = 1.0, **columns: Any) -> dict[str, Any]:
     ratio = {"lax": lax, "better": better}
     usual = {"processes": 2, "devices": 1, "axes": {"data": 2}, "strategy": "ZeRO-1"}
+    usual |= {"schedule": "1f1b"}
     times = dict.fromkeys(three_ways.WAYS, 1.0)
     usual |= {"model": [160, 4, 3, 16, 128], "ms": times, "peak bytes": times, "equal": True}
     return {**usual, "ratio": ratio, "limit": limit, **columns}
