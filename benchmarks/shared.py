@@ -9,6 +9,8 @@ from typing import Any
 
 from environment import machine
 
+from jaxcoll._processes import needed_environment, num_cpus
+
 PROCESS_TIMEOUT_S = 3600
 
 
@@ -21,12 +23,14 @@ def job(script: str, processes: int, devices: int, *arguments: object) -> list[d
     Raises:
         RuntimeError: it failed; the text is what it said.
     """
-    command = [sys.executable]
+    command, environment = [sys.executable], {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
     if processes > 1:
         command += ["-m", "jaxcoll", "run", "-n", str(processes)]
+    else:  # what `jaxcoll run` and `simulate_cpu_devices` set as well
+        environment |= needed_environment(devices, num_cpus(), environment)
     done = subprocess.run(
         [*command, script, *map(str, arguments)],
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PJRT_NPROC": "16"},
+        env=environment,
         capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S,
     )  # fmt: skip
     if done.returncode != 0:

@@ -335,7 +335,7 @@ def _card() -> dict[str, Any]:
         "host": _host(),
         "pid": os.getpid(),
         "devices": _processes.expected_devices(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        "cores": _processes.num_cpus(),
         "missing": _native.missing_reason(),
         "black box": black_box.path_of_own(),
         "dumps": dumps.card(),

@@ -5,7 +5,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from jaxcoll import _cuda, _door, _engine, _native
+from jaxcoll import _cuda, _door, _engine, _native, _processes
 from jaxcoll._config import accelerates_lax, config
 
 _PACKAGES = ("jaxcoll", "jax", "jaxlib", "numpy", "flax", "optax")
@@ -95,7 +95,7 @@ def info() -> Info:
     on_gpus = {} if gpu is None else _cuda.versions(gpu)
     return Info(
         versions={"python": platform.python_version(), **_versions(), **on_gpus},
-        machine=f"{platform.system()} {platform.machine()}, {_num_cores()} cores",
+        machine=f"{platform.system()} {platform.machine()}, {_processes.num_cpus()} cores",
         instruction_sets=tuple(_native.kernel_sets()),
         transports=(
             *(() if missing else ("memory of one process", *shared)),
@@ -121,9 +121,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

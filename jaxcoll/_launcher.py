@@ -13,7 +13,7 @@ from jaxcoll import _compat, _mpi_library
 from jaxcoll._addresses import reserved, split_address
 from jaxcoll._initialize import ACCELERATE
 from jaxcoll._job import Job, Outcome, Rank, Signals
-from jaxcoll._processes import needed_environment
+from jaxcoll._processes import needed_environment, num_cpus
 from jaxcoll.diagnosis import errors, trace
 
 # For what the ranks of other hosts have seen.
@@ -97,7 +97,8 @@ def _once(
         if host_id == 0:
             address = stack.enter_context(_service(address, hosts * options.n))
         assert address is not None
-        shared = {**os.environ, **_environment(options, restart, address)}
+        own_cpus = len(cpus[0]) if cpus is not None else num_cpus()
+        shared = {**os.environ, **_environment(options, restart, address, own_cpus)}
         ranks = [
             Rank(
                 number,
@@ -126,8 +127,8 @@ def _finish_trace(path: Path, job: str, options: Options) -> None:
         trace.finish(parts, path)
 
 
-def _environment(options: Options, restart: int, address: str) -> dict[str, str]:
-    """Returns what all ranks have besides the launcher's own environment."""
+def _environment(options: Options, restart: int, address: str, cpus: int) -> dict[str, str]:
+    """Returns what all ranks, of so many CPUs each, have besides the launcher's environment."""
     hosts = options.hosts or 1
     accelerate = {ACCELERATE: "1", **_mpi_environment()} if options.accelerate else {}
     devices = options.devices_per_process
@@ -137,7 +138,7 @@ def _environment(options: Options, restart: int, address: str) -> dict[str, str]
     }
     return {
         **_around_proxies(address),
-        **needed_environment(devices or 1, os.environ),
+        **needed_environment(devices or 1, cpus, os.environ),
         **(chosen if devices else {}),
         **accelerate,
         **({trace.VARIABLE: os.path.abspath(options.trace)} if options.trace else {}),

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 import jaxcoll
+from jaxcoll._processes import needed_environment
 
 
 def run(script: str, **environment: str) -> str:
@@ -60,6 +61,26 @@ def test_the_environment_that_many_devices_need():
     terminate = int(limits["--xla_cpu_collective_call_terminate_timeout_seconds"])
     warn = int(limits["--xla_cpu_collective_call_warn_stuck_timeout_seconds"])
     assert 300 < warn < terminate  # after jaxcoll.config.timeout_s
+
+
+@pytest.mark.parametrize(
+    ("devices", "cpus", "chosen", "expected"),
+    [
+        (1, 1, {}, 2),
+        (1, 16, {}, 16),
+        (8, 2, {}, 32),
+        (8, 64, {}, 64),
+        (1, 16, {"PJRT_NPROC": "3"}, 3),
+        (1, 16, {"NPROC": "3"}, 3),
+        (8, 64, {"PJRT_NPROC": "3"}, 32),
+        (8, 2, {"PJRT_NPROC": "999"}, 999),
+    ],
+)
+def test_no_more_threads_than_needed(
+    devices: int, cpus: int, chosen: dict[str, str], expected: int
+):
+    """XLA divides its work among all of them, which costs time where there are fewer CPUs."""
+    assert needed_environment(devices, cpus, chosen)["PJRT_NPROC"] == str(expected)
 
 
 @pytest.mark.parametrize(("timeout", "least"), [("2", 40), ("100", 200), ("none", 10**6)])

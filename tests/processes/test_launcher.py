@@ -165,7 +165,7 @@ def test_a_script_finds_what_python_would_give_it(tmp_path: pathlib.Path):
         assert rank["JAXCOLL_NUM_PROCESSES"] == "2"
         assert rank["JAXCOLL_NUM_HOSTS"] == "1"
         assert rank["JAXCOLL_RESTART"] == "0"
-        assert int(rank["PJRT_NPROC"]) >= 2 * 3
+        assert int(rank["PJRT_NPROC"]) == max(4 * 3, rank["cpus"].count(",") + 1)
         assert rank["XLA_FLAGS"].startswith("--xla_dump_to= --xla_cpu_collective_call_warn")
         # Not for the processes that a rank starts.
         assert "JAXCOLL_ACCELERATE" not in rank
@@ -193,6 +193,7 @@ def test_a_module(tmp_path: pathlib.Path):
     assert rank["path"] == str(tmp_path)
     assert rank["name"] == f"__main__ {path}"
     assert rank["cpus"] == repr(sorted(os.sched_getaffinity(0)))
+    assert int(rank["PJRT_NPROC"]) == max(2, len(os.sched_getaffinity(0)))
     assert "MPITRAMPOLINE_LIB" not in rank
     assert done.stderr == ""
 
