@@ -6,7 +6,7 @@ JAX all pairs of the others, on lax and with `--each-value` on another JAX each 
 that compile long, `@pytest.mark.slow`; of those with `@pytest.mark.slow("size")` all pairs but
 those of the size. With `--full`, all run the whole product.
 
-Of cases in a plain list, `--each-value` runs every third.
+Of cases in a plain list, `--each-value` runs every fifth.
 """
 
 import collections
@@ -28,10 +28,11 @@ TESTS = pathlib.Path(__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run whole products of cases")
+    parser.addoption("--quick", action="store_true", help="compile as quickly with --full")
     parser.addoption(
         "--each-value",
         action="store_true",
-        help="run each value of a product, not each pair, and a third of other lists of cases",
+        help="run each value of a product, not each pair, and a fifth of other lists of cases",
     )
 
 
@@ -41,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAXCOLL_CROSSOVERS"] = os.devnull + "/none"
     os.environ["JAXCOLL_DUMP_DIR"] = "none"  # tests that fail calls leave nothing
     os.environ.pop("OPENBLAS_CORETYPE", None)  # or "auto" leaves matmuls to XLA
-    if not config.option.full:
+    if config.option.quick or not config.option.full:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick.XLA_FLAGS}".strip()
     jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
@@ -94,7 +95,7 @@ LONG = ("processes", "stress", "examples", "docs", "test_bench.py")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
     if config.option.each_value:
-        left_out = {*_two_of_three(items)}
+        left_out = {*_four_of_five(items)}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     if not config.option.full:
@@ -103,14 +104,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="runs with --full"))
 
 
-def _two_of_three(items: list[pytest.Item]) -> list[pytest.Item]:
+def _four_of_five(items: list[pytest.Item]) -> list[pytest.Item]:
     """Returns those of each plain list of cases that `--each-value` leaves out."""
     counts: collections.Counter[str] = collections.Counter()
     found = []
     for item in items:
         name, _, case = item.nodeid.partition("[")
         if case and item.get_closest_marker("product") is None:
-            if counts[name] % 3:
+            if counts[name] % 5:
                 found.append(item)
             counts[name] += 1
     return found

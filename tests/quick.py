@@ -1,6 +1,6 @@
 """How XLA compiles the tests' many small programs: quickly, since most run once.
 
-With `--full`, programs of one process have XLA's own choices. The stress test always has.
+With `--full` alone, programs of one process have XLA's own choices. The stress test always has.
 """
 
 import os
