@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from checks import native_missing
+from checks import auto_is_native
 from pipelines import SCHEDULES, WIDTH, OfLinen
 from training import batch, mesh_of, start
 
@@ -76,7 +76,7 @@ def test_1f1b_needs_less_than_gpipe():
     assert predicted == (16 - 3) * INPUT_BYTES
 
 
-@pytest.mark.skipif(native_missing() is not None, reason="counts the native calls")
+@pytest.mark.skipif(not auto_is_native(), reason="counts the native calls")
 @pytest.mark.parametrize("axes", [{"pipe": 2}, {"pipe": 2, "data": 2}, {"pipe": 2, "fsdp": 2}])
 def test_what_is_communicated(axes: dict[str, int]):
     """Two permutations in each tick; beside them each parameter meets its like once in a step."""
