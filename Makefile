@@ -111,10 +111,11 @@ ctest: $(VENV)/.tools  ## the C++ layers below FFI: release, ASAN + UBSAN, TSAN
 	  PATH="$(abspath $(BIN)):$$PATH" cmake --workflow --preset $$preset; \
 	done
 
-wheel: $(VENV)/.tools  ## a portable wheel in dist/
+wheel: $(VENV)/.tools  ## in dist/: the sources, and a portable wheel of these
 	rm -rf build/wheel dist
-	$(BIN)/python -m build --wheel --outdir build/wheel
+	$(BIN)/python -m build --outdir build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
+	mv build/wheel/*.tar.gz dist
 
 release-test: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## try the wheel and the sources in empty environments
 	JAXCOLL_WHEEL="$$(ls -t "$$PWD"/dist/*.whl 2> /dev/null | head -n 1)" \

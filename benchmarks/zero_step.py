@@ -32,6 +32,8 @@ LAYOUTS = (
 )
 # Width, heads, layers, windows of a step, bytes of a window; the first is train_lm.py's.
 MODELS = ((160, 4, 3, 16, 128), (256, 4, 6, 16, 32))
+# Between processes also train_lm.py's with --batch 4: of a large step nearly all is computing.
+FEWER_TOKENS = (160, 4, 3, 4, 128)
 STRATEGIES = {
     "data-parallel": {},
     "ZeRO-1": {"stage": 1},
@@ -94,8 +96,9 @@ def main() -> None:
     if chosen.child is not None:
         import jax
 
-        axes = LAYOUTS[chosen.child][2]
-        for of, (name, strategy) in it.product(MODELS, STRATEGIES.items()):
+        processes, _, axes = LAYOUTS[chosen.child]
+        models = MODELS if processes == 1 else (*MODELS, FEWER_TOKENS)
+        for of, (name, strategy) in it.product(models, STRATEGIES.items()):
             row = measure(of, axes, strategy, chosen.rounds)
             if jax.process_index() == 0:
                 print(json.dumps({"axes": axes, "strategy": name, **row}), flush=True)

@@ -126,6 +126,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return copy
 
 
+@pytest.mark.long  # CI's wheel is of the same sources
 def test_source_tree_installs(source: pathlib.Path, bare: pathlib.Path, tmp_path: pathlib.Path):
     check(bare, tmp_path, source)
 
