@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxcoll.diagnosis import black_box
 from jaxcoll.diagnosis.records import Dumps, Place, dumps_of
+from jaxcoll.diagnosis.timeline import spans
 from jaxcoll.diagnosis.trace import Collector
 
-_FUSED = "all_gather_matmul", "matmul_reduce_scatter"
 # What a device may run on, by number.
 Cores = tuple[int, ...]
 
@@ -43,16 +43,13 @@ def share(dumps: Dumps, cores: Mapping[Place, Cores]) -> float:
     others keep these busy. What a device computes beside a call is not seen: as much less is lost.
     """
     changes: dict[int, list[tuple[Place, int, int]]] = defaultdict(list)
-    whole = [call for call in dumps.calls if call.moved and call.resumed]
-    if not whole:
+    calls = spans(dumps)
+    if not calls:
         return 0.0
-    last_of = {call.key: call for call in sorted(whole, key=lambda call: call.arrived)}
-    for call in whole:
-        all_there = min(max(last_of[call.key].arrived, call.arrived), call.resumed)
-        is_fused = dumps.site(call.site).get("op", "").startswith(_FUSED)
+    for call, met, end in calls:
         changes[call.arrived].append((call.place, 1, 0))
-        changes[all_there].append((call.place, 0, 1))
-        changes[all_there if is_fused else call.resumed].append((call.place, -1, -1))
+        changes[met].append((call.place, 0, 1))
+        changes[end].append((call.place, -1, -1))
     neighbors: dict[Cores, list[Place]] = defaultdict(list)
     for place, own in cores.items():
         neighbors[own].append(place)
@@ -68,7 +65,7 @@ def share(dumps: Dumps, cores: Mapping[Place, Cores]) -> float:
             used = min(len(own), len(places))
             lost += (end - begin) * used * (1 - computing / max(busy, used))
     used = sum(min(len(own), len(places)) for own, places in neighbors.items())
-    span = max(call.resumed for call in whole) - min(changes)
+    span = max(call.resumed for call, *_ in calls) - min(changes)
     return lost / (used * span)
 
 

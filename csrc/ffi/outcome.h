@@ -12,6 +12,7 @@
 #include "core/status.h"
 #include "ffi/error.h"
 #include "host/meeting.h"
+#include "host/threads.h"
 #include "xla/ffi/api/c_api.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -38,6 +39,9 @@ class FutureFactory final : public WaiterFactory {
     future_ = args.future;
     return {const_cast<XLA_FFI_Api*>(api_), args.future, &Resume};
   }
+
+  // A thread of Python's may have to start the programs of other devices.
+  [[nodiscard]] bool may_stay() const override { return !IsPythonThread(); }
 
   [[nodiscard]] XLA_FFI_Future* future() const { return future_; }
 

@@ -3,8 +3,9 @@
 #include <sched.h>  // sched_yield
 
 #include <algorithm>  // std::min
+#include <chrono>     // std::chrono::nanoseconds
 #include <string>     // std::to_string
-#include <utility>    // std::move
+#include <utility>    // std::exchange, std::move
 
 #include "core/clock.h"
 #include "host/call_site.h"
@@ -26,6 +27,11 @@ constexpr std::uint64_t kNextChunk = (std::uint64_t{1} << kReadyShift) - 1;
 // waits: about as long as waking a runner for it takes.
 constexpr std::int64_t kLookNs = 50'000;
 
+// Programs compute for long between calls if it is this long, and so many times as long as the call
+// moves data: where they hardly do more than that, the threads that move have it in their caches.
+constexpr std::int64_t kLongNs = 50'000;
+constexpr std::int64_t kLongMoves = 4;
+
 std::shared_ptr<const Status> Share(Status status) {
   return std::make_shared<const Status>(std::move(status));
 }
@@ -45,6 +51,8 @@ std::size_t CountHelpers(const Work& work, std::size_t num_ranks, std::size_t nu
 }
 
 }  // namespace
+
+thread_local Meeting::GoingOn Meeting::going_on;
 
 Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange> exchange)
     : site_(site),
@@ -86,6 +94,9 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
                         Recorder::Entry& entry, WaiterFactory& factory) {
   if (auto failure = Watchdog::Get().FailureOf(key.run); failure != nullptr) {
     return {Answer::kFailed, std::move(failure)};
+  }
+  if (Pace* const pace = std::exchange(going_on.pace, nullptr); pace != nullptr) {
+    pace->NoteComputing(key.run == going_on.run && now_ns - going_on.since_ns > going_on.long_ns);
   }
   Rank& me = ranks_[rank];
   std::uint64_t num_done_before = 0;
@@ -145,9 +156,7 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
       num_helpers = std::min(num_helpers, num_cores - num_at_work_);
     }
     if (!takes_part) {
-      me.resumption.waiter = factory.Make();
-      me.waits = true;
-      return {Answer::kWaits, nullptr};
+      return Wait(me, num_done_before, entry, factory, lock);
     }
   }
 
@@ -199,22 +208,37 @@ Arrival Meeting::TakePart(Rank& me, std::uint64_t num_done_before, Recorder::Ent
     } else if (starts_early_) {
       LookForEnd();
     }
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     if (starts_early_) {
       if (AreChunksReady()) {  // since a rank came that found enough others at work
         continue;
       }
       --num_at_work_;
     }
-    if (num_done_ != num_done_before) {  // not state_: the next call may be open already
-      entry.Set(Moment::kResumed, NowNs());
-      std::shared_ptr<const Status> failure = std::move(me.resumption.failure);
-      return {failure == nullptr ? Answer::kReady : Answer::kFailed, std::move(failure)};
-    }
-    me.resumption.waiter = factory.Make();
-    me.waits = true;
-    return {Answer::kWaits, nullptr};
+    return Wait(me, num_done_before, entry, factory, lock);
   }
+}
+
+Arrival Meeting::Wait(Rank& me, std::uint64_t num_done_before, Recorder::Entry& entry,
+                      WaiterFactory& factory, std::unique_lock<std::mutex>& lock) {
+  // Not state_: the next call may be open already.
+  const auto is_done = [this, num_done_before] { return num_done_ != num_done_before; };
+  if (!is_done() && factory.may_stay() && !Runners::IsRunner() && site_.pace().Stays()) {
+    const std::int64_t run = key_.run;  // which may be another one in the end
+    ++num_staying_;
+    const bool came = ended_.wait_for(lock, std::chrono::nanoseconds(kStayNs), is_done);
+    --num_staying_;
+    site_.pace().NoteStay(came);
+    going_on = {came ? &site_.pace() : nullptr, run, NowNs(), long_ns_};
+  }
+  if (is_done()) {
+    entry.Set(Moment::kResumed, NowNs());
+    std::shared_ptr<const Status> failure = std::move(me.resumption.failure);
+    return {failure == nullptr ? Answer::kReady : Answer::kFailed, std::move(failure)};
+  }
+  me.resumption.waiter = factory.Make();
+  me.waits = true;
+  return {Answer::kWaits, nullptr};
 }
 
 Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& factory) {
@@ -365,6 +389,7 @@ std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
       EndFailedCall();
       return now_ns;
     }
+    long_ns_ = std::max(kLongNs, kLongMoves * (now_ns - met_ns_));
     state_ = failure == nullptr ? State::kDone : State::kFailed;
     failure_ = std::move(failure);
     ++num_done_;
@@ -376,6 +401,9 @@ std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
       }
     }
     Collect(resumptions);
+    if (num_staying_ > 0) {
+      ended_.notify_all();
+    }
   }
   Runners::Get().Resume(resumptions, site_.pace());
   return now_ns;
@@ -447,6 +475,7 @@ void Meeting::Collect(TaskList& resumptions) {
     }
     if (rank.waits) {
       rank.waits = false;
+      rank.resumption.next = {&site_.pace(), key_.run, 0, long_ns_};
       if (rank.resumption.waiter.is_brief) {
         rank.resumption.Run();
       } else {
@@ -460,11 +489,17 @@ void Meeting::Resumption::Run() {
   // The program that goes on here may come back to this very object before `resume` returns.
   const Waiter resumed = waiter;
   const std::shared_ptr<const Status> cause = std::move(failure);
-  entry->Set(Moment::kResumed, NowNs());
+  const std::int64_t now_ns = NowNs();
+  entry->Set(Moment::kResumed, now_ns);
   if (cause != nullptr && !resumed.is_brief) {
     Witness::Get().AwaitLook();
   }
+  going_on = next;
+  going_on.since_ns = now_ns;
   resumed.resume(resumed, cause.get());
+  if (Pace* const ended = std::exchange(going_on.pace, nullptr); ended != nullptr) {
+    ended->NoteComputing(NowNs() - now_ns > going_on.long_ns);
+  }
 }
 
 void Meeting::Help::Run() {

@@ -66,6 +66,8 @@ enum class Patience {
 class WaiterFactory {
  public:
   virtual Waiter Make() = 0;
+  /// Whether the thread may stay in Arrive for a moment, though not until the call ends.
+  [[nodiscard]] virtual bool may_stay() const { return false; }
   [[nodiscard]] virtual Patience patience() const { return Patience::kNone; }
 
  protected:
@@ -138,12 +140,22 @@ class Meeting : public Pooled {
  private:
   enum class State { kDone, kOpen, kMoving, kFailing, kFailed };  // kFailing: chunks still run
 
+  /// A program that goes on after it has waited in a call.
+  struct GoingOn {
+    Pace* pace = nullptr;  // null: none
+    std::int64_t run = 0;
+    std::int64_t since_ns = 0;
+    std::int64_t long_ns = 0;  // until its next call, so that threads had better stay in this one
+  };
+  static thread_local GoingOn going_on;  // in this thread
+
   /// Resumes one rank's program on a runner.
   class Resumption final : public Task {
    public:
     void Run() override;
 
     Waiter waiter;
+    GoingOn next;
     Recorder::Entry* entry = nullptr;
     std::shared_ptr<const Status> failure;  // null: success
   };
@@ -180,6 +192,10 @@ class Meeting : public Pooled {
   bool Open(const Key& key, std::int64_t now_ns, std::unique_lock<std::mutex>& lock);
   void FailOpenCall(std::shared_ptr<const Status> failure);  // requires mutex_
   void EndFailedCall();                                      // requires mutex_
+  /// The part of a rank that has to wait: stays for a moment, or leaves a Waiter. `lock` is of
+  /// mutex_; `num_done_before` calls had ended when the rank came.
+  Arrival Wait(Rank& me, std::uint64_t num_done_before, Recorder::Entry& entry,
+               WaiterFactory& factory, std::unique_lock<std::mutex>& lock);
   /// The last rank's part where other processes take part.
   Arrival BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& factory);
   /// Runs chunks until none is ready to begin; true for the thread that finished the last one.
@@ -215,15 +231,17 @@ class Meeting : public Pooled {
   SmallArray<const void*, 4> operands_;
   SmallArray<void*, 4> results_;
 
-  std::mutex mutex_;  // guards the next twelve
+  std::mutex mutex_;  // guards the next fourteen
   State state_ = State::kDone;
   Key key_;
   std::int64_t opened_ns_ = 0;
   std::uint64_t epoch_ = 0;
   std::int64_t execution_ = 0;  // see CallRecord
   std::int64_t met_ns_ = 0;
+  std::int64_t long_ns_ = 0;  // see GoingOn
   std::size_t num_arrived_ = 0;
-  std::uint64_t num_done_ = 0;  // calls
+  std::uint64_t num_done_ = 0;   // calls
+  std::size_t num_staying_ = 0;  // ranks
   SmallArray<Rank, 1> ranks_;
   std::shared_ptr<const Status> failure_;
   // Of work that starts early.
@@ -237,7 +255,7 @@ class Meeting : public Pooled {
   std::atomic<std::size_t> num_unfinished_{0};  // chunks
   SmallArray<std::atomic<int>, 2> counters_;
   std::vector<Help> helpers_;
-  std::condition_variable ended_;  // a failing call
+  std::condition_variable ended_;  // a call that failed, or that ranks stay for
 };
 
 }  // namespace jaxcoll

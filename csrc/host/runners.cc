@@ -22,6 +22,9 @@ constexpr std::int64_t kLongNs = 50'000;
 // not turn a chain of small calls into a crowd for long.
 constexpr int kEvidence = 16;
 constexpr int kMaxEvidence = 64;
+// Of calls for which no thread stays, after it was in vain once, and again and again.
+constexpr int kLeastRest = 64;
+constexpr int kMostRest = 1 << 16;
 // The standby stops looking after this many looks at an empty queue.
 constexpr int kQuietLooks = 20;
 // Blocked runners are bounded by the device programs in flight; this only stops a runaway.
@@ -60,6 +63,28 @@ Pace::Kind Pace::kind() const {
   return length_.load(std::memory_order_relaxed) > 0 ? Kind::kLong : Kind::kShort;
 }
 
+void Pace::NoteComputing(bool long_enough) { Move(computing_, long_enough); }
+
+bool Pace::Stays() {
+  if (computing_.load(std::memory_order_relaxed) == 0) {
+    return false;
+  }
+  const int rest = rest_.load(std::memory_order_relaxed);
+  if (rest > 0) {
+    rest_.store(rest - 1, std::memory_order_relaxed);
+  }
+  return rest == 0;
+}
+
+void Pace::NoteStay(bool came) {
+  const int next = next_rest_.load(std::memory_order_relaxed);
+  if (!came) {
+    rest_.store(std::max(next, kLeastRest), std::memory_order_relaxed);
+  }
+  next_rest_.store(came ? next / 2 : std::min(2 * std::max(next, kLeastRest), kMostRest),
+                   std::memory_order_relaxed);
+}
+
 void TaskList::Append(Task& task) {
   task.next_ = nullptr;
   if (tail_ == nullptr) {
@@ -79,6 +104,8 @@ Runners& Runners::Get() {
 Runners::Runners() : num_cores_(CountCores()) {
   std::thread([this] { StandbyLoop(); }).detach();
 }
+
+bool Runners::IsRunner() { return is_runner; }
 
 void Runners::Reserve(std::size_t count) {
   const std::lock_guard<std::mutex> lock(mutex_);

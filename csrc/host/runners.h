@@ -10,6 +10,12 @@
 //   long continuations    a runner for each core but this thread's takes part;
 //   blocking ones         (an XLA collective follows) every waiting program needs a thread.
 //
+// Where programs compute much longer between calls than these take, a thread of XLA that comes to
+// wait had better stay: one that goes back to XLA's pool looks around there for more work, for 25
+// us each time (Eigen's threads spin), which is taken from those that compute; and what a program
+// leaves to the pool goes there faster from a thread of it. It stays for a moment only, as others
+// may need the thread, and seldom where that was in vain before.
+//
 // Each call site learns which it is: its Pace counts how its continuations behaved lately. Until it
 // has learnt, a standby thread looks at the queue every kOverdueNs while there is work, and wakes a
 // runner for every task that stood too long. Tasks never wait for one another.
@@ -35,10 +41,24 @@ class Pace {
   enum class Kind { kShort, kLong, kBlocking };
   [[nodiscard]] Kind kind() const;
 
+  /// Notes whether a program computed for long after the call, before its next one.
+  void NoteComputing(bool long_enough);
+
+  /// Whether a thread that comes to wait should stay, for kStayNs at most.
+  [[nodiscard]] bool Stays();
+  /// Notes whether what it waited for came meanwhile.
+  void NoteStay(bool came);
+
  private:
-  std::atomic<int> length_{0};  // > 0: continuations were long lately
-  std::atomic<int> stalls_{0};  // > 0: tasks had to be taken over lately
+  std::atomic<int> length_{0};     // > 0: continuations were long lately
+  std::atomic<int> stalls_{0};     // > 0: tasks had to be taken over lately
+  std::atomic<int> computing_{0};  // > 0: there was much to compute lately
+  std::atomic<int> rest_{0};       // so many don't stay
+  std::atomic<int> next_rest_{0};
 };
+
+/// For how long a thread stays: longer than devices that share cores compute between two calls.
+inline constexpr std::int64_t kStayNs = 20'000'000;
 
 /// Something to run once on a runner. Intrusive: the queue allocates nothing. The owner keeps it
 /// alive until Run() is entered; the queue does not touch it after that.
@@ -79,6 +99,9 @@ class TaskList {
 class Runners {
  public:
   static Runners& Get();
+
+  /// Whether the calling thread is one of them.
+  static bool IsRunner();
 
   /// Makes at least `count` runners exist.
   void Reserve(std::size_t count);

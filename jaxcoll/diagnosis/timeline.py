@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxcoll.diagnosis.records import Call, Dumps, Place, late
 
@@ -79,6 +79,33 @@ def met(dumps: Dumps) -> dict[tuple[int, ...], list[Call]]:
     for call in sorted(dumps.calls, key=lambda call: call.arrived):
         if call.execution:
             found[call.key].append(call)
+    return found
+
+
+class Span(NamedTuple):
+    """A call that is whole, and its times in ns.
+
+    Attributes:
+        call: which.
+        met: when all its ranks had come.
+        end: until when its device was in it: a collective matmul multiplies once all have come.
+    """
+
+    call: Call
+    met: int
+    end: int
+
+
+def spans(dumps: Dumps) -> list[Span]:
+    """Returns the calls that are whole, those that arrived first ahead."""
+    last_of = {key: calls[-1] for key, calls in met(dumps).items()}
+    found = []
+    for call in sorted(dumps.calls, key=lambda call: call.arrived):
+        if call.moved and call.resumed:
+            last = last_of.get(call.key, call)
+            meeting = min(max(last.arrived, call.arrived), call.resumed)
+            op, *_ = dumps.site(call.site).get("op", "").split() or [""]
+            found.append(Span(call, meeting, meeting if op in _FUSED else call.resumed))
     return found
 
 
@@ -177,26 +204,19 @@ def write(dumps: Dumps, path: Path) -> None:
 
 def rows(dumps: Dumps) -> list[Row]:
     """Returns a row for each device; steps and calls that are whole count."""
-    meetings = _meetings(dumps)
-    last_of = {calls[-1].key: calls[-1] for calls in meetings}
     late_ns: dict[Place, int] = collections.Counter()
     num_last: dict[Place, int] = collections.Counter()
-    for calls in meetings:
+    for calls in _meetings(dumps):
         others_ns, those = late(calls)
         for call in those:
             num_last[call.place] += 1
             late_ns[call.place] += call.arrived - others_ns
     found = []
-    for place, own in _by_place(_whole(dumps)).items():
-        begins = [calls[0].arrived for calls in _steps_of(own)]
-        span = _end(own) - own[0].arrived
-        waiting = moving = 0
-        for call in own:
-            meeting = _meeting(call, last_of)
-            waiting += meeting - call.arrived
-            moving += call.resumed - meeting
-        covered = _covered(_spans(own, last_of, dumps))
-        total = _total(own)
+    for place, own in _by_place(spans(dumps)).items():
+        begins = sorted({span.call.run: span.call.arrived for span in reversed(own)}.values())
+        whole = _end(own) - own[0].call.arrived
+        covered, total = _covered(own), _total(own)
+        waiting = sum(span.met - span.call.arrived for span in own)
         found.append(
             Row(
                 place=place,
@@ -204,8 +224,8 @@ def rows(dumps: Dumps) -> list[Row]:
                 calls=len(own),
                 step_ms=statistics.median(_gaps(begins, own)) * 1e-6,
                 waiting_ms=waiting / len(begins) * 1e-6,
-                moving_ms=moving / len(begins) * 1e-6,
-                exposed=covered / span if span else 0.0,
+                moving_ms=(total - waiting) / len(begins) * 1e-6,
+                exposed=covered / whole if whole else 0.0,
                 overlap=1 - covered / total if total else 0.0,
                 last=num_last[place] / len(own),
                 late_ms=late_ns[place] * 1e-6,
@@ -217,33 +237,30 @@ def rows(dumps: Dumps) -> list[Row]:
 def steps(dumps: Dumps) -> list[Step]:
     """Returns the steps, in the order of their ends."""
     step_of = _joined(dumps)
-    parts: dict[_Run, list[Call]] = collections.defaultdict(list)
-    for call in _whole(dumps):
-        parts[step_of[_run(call)]].append(call)
-    meetings = _meetings(dumps)
-    last_of = {calls[-1].key: calls[-1] for calls in meetings}
+    parts: dict[_Run, list[Span]] = collections.defaultdict(list)
+    for span in spans(dumps):
+        parts[step_of[_run(span.call)]].append(span)
     late_ns: dict[_Run, dict[Place, int]] = collections.defaultdict(collections.Counter)
-    for first, *_, last in meetings:
+    for first, *_, last in _meetings(dumps):
         if last.arrived > first.arrived and last.moved and last.resumed:
             late_ns[step_of[_run(last)]][last.place] += last.arrived - first.arrived
     found = []
     before: dict[Place, int] = {}  # when the last step that it took part in had ended, everywhere
-    for step, calls in sorted(parts.items(), key=lambda part: _end(part[1])):
-        own_of = _by_place(calls)
-        end = _end(calls)
-        begin = min(before.get(place, own[0].arrived) for place, own in own_of.items())
+    for step, part in sorted(parts.items(), key=lambda part: _end(part[1])):
+        own_of = _by_place(part)
+        end = _end(part)
+        begin = min(before.get(place, own[0].call.arrived) for place, own in own_of.items())
         before |= dict.fromkeys(own_of, end)
-        spans = [_spans(own, last_of, dumps) for own in own_of.values()]
-        in_calls = [_covered([(max(begin, b), e) for b, e in own]) for own in spans]
-        total = _total(calls)
+        total = _total(part)
         late = late_ns[step]
         last = max(late, key=late.__getitem__, default=None)
         found.append(
             Step(
                 number=len(found) + 1,
                 ms=(end - begin) * 1e-6,
-                exposed=statistics.fmean(in_calls) / max(1, end - begin),
-                overlap=1 - sum(map(_covered, spans)) / total if total else 0.0,
+                exposed=statistics.fmean(_covered(own, begin) for own in own_of.values())
+                / max(1, end - begin),
+                overlap=1 - sum(map(_covered, own_of.values())) / total if total else 0.0,
                 last=last,
                 late_ms=late[last] * 1e-6 if last else 0.0,
             )
@@ -277,17 +294,11 @@ def _joined(dumps: Dumps) -> dict[_Run, _Run]:
     return {run: root(run) for run in up}
 
 
-def _whole(dumps: Dumps) -> list[Call]:
-    """Returns the calls that are whole, in their order."""
-    calls = sorted(dumps.calls, key=lambda call: call.arrived)
-    return [call for call in calls if call.moved and call.resumed]
-
-
-def _by_place(calls: Iterable[Call]) -> dict[Place, list[Call]]:
+def _by_place(of: Iterable[Span]) -> dict[Place, list[Span]]:
     """Returns the calls of each device, in their order."""
-    found: dict[Place, list[Call]] = collections.defaultdict(list)
-    for call in calls:
-        found[call.place].append(call)
+    found: dict[Place, list[Span]] = collections.defaultdict(list)
+    for span in of:
+        found[span.call.place].append(span)
     return dict(sorted(found.items(), key=lambda item: (item[0].process, item[0].device)))
 
 
@@ -296,52 +307,27 @@ def _meetings(dumps: Dumps) -> list[list[Call]]:
     return [calls for calls in met(dumps).values() if len(calls) > 1]
 
 
-def _meeting(call: Call, last_of: Mapping[tuple[int, ...], Call]) -> int:
-    """Returns when all had come to a call."""
-    last = last_of.get(call.key, call)
-    return min(max(last.arrived, call.arrived), call.resumed)
+def _end(of: Iterable[Span]) -> int:
+    return max(span.call.resumed for span in of)
 
 
-def _spans(
-    calls: list[Call], last_of: Mapping[tuple[int, ...], Call], dumps: Dumps
-) -> list[tuple[int, int]]:
-    """Returns when the device was in calls, but for the time in which these multiply."""
-    spans = []
-    for call in calls:
-        is_fused = dumps.site(call.site).get("op", "").split()[0:1] in [[f] for f in _FUSED]
-        spans.append((call.arrived, _meeting(call, last_of) if is_fused else call.resumed))
-    return spans
-
-
-def _steps_of(own: list[Call]) -> list[list[Call]]:
-    """Returns the calls of each execution of a program, which others may overlap."""
-    found: dict[int, list[Call]] = collections.defaultdict(list)
-    for call in own:
-        found[call.run].append(call)
-    return list(found.values())
-
-
-def _end(calls: Iterable[Call]) -> int:
-    return max(call.resumed for call in calls)
-
-
-def _total(calls: Iterable[Call]) -> int:
+def _total(of: Iterable[Span]) -> int:
     """Returns how long calls took, each for itself."""
-    return sum(call.resumed - call.arrived for call in calls)
+    return sum(span.call.resumed - span.call.arrived for span in of)
 
 
-def _gaps(begins: list[int], own: list[Call]) -> list[int]:
+def _gaps(begins: list[int], own: list[Span]) -> list[int]:
     ends = [*begins[1:], _end(own)]
     gaps = [end - begin for begin, end in zip(begins, ends, strict=True)]
     return gaps[:-1] or gaps  # the last one has no next step
 
 
-def _covered(spans: list[tuple[int, int]]) -> int:
-    """Returns how much time lies in one span or several."""
-    covered, until = 0, 0
-    for begin, end in sorted(spans):
-        covered += max(0, end - max(begin, until))
-        until = max(until, end)
+def _covered(own: list[Span], since: int = 0) -> int:
+    """Returns for how much of the time since then a device was in one call or several."""
+    covered, until = 0, since
+    for span in own:  # in the order of arrivals
+        covered += max(0, span.end - max(span.call.arrived, until))
+        until = max(until, span.end)
     return covered
 
 

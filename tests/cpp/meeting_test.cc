@@ -67,6 +67,47 @@ void RunIdsMayRepeat(Context& context) {
   }
 }
 
+/// Calls of a rank that computes for long between them; the first one is early. Counts where it has
+/// waited for all of them in its own thread.
+Program Compute(CallSite& site, std::size_t num_ranks, std::size_t rank, std::int64_t run,
+                std::atomic<int>& num_stayed) {
+  Stamped stamped(num_ranks, 1);
+  const std::thread::id own = std::this_thread::get_id();
+  for (std::int64_t i = 0; i < 3; ++i) {
+    SpinUs(rank == 0 ? 500 : 1500);
+    stamped.Verify(co_await stamped.Begin(site, rank, rank, run, i));
+  }
+  num_stayed += rank == 0 && std::this_thread::get_id() == own ? 1 : 0;
+}
+
+void ThreadsStayWhereProgramsCompute(Context& context) {
+  for (const std::size_t p : {2, 4}) {
+    const Site site = MakeSite(1, OneGroup(p), std::make_unique<StampWork>());
+    const std::int64_t base = FreshRuns();
+    std::atomic<int> num_stayed = 0;
+    for (std::int64_t run = base; run < base + 100 && num_stayed < 3; ++run) {
+      RunRanks(context, p,
+               [&](std::size_t rank) { return Compute(*site, p, rank, run, num_stayed); });
+    }
+    context.Expect(num_stayed == 3, "threads stay");
+  }
+}
+
+/// The thread of one rank may be needed for another, which then comes once the first has gone.
+void NoThreadStaysForEver(Context& context) {
+  const std::size_t p = 2;
+  const Site site = MakeSite(1, OneGroup(p), std::make_unique<StampWork>());
+  const std::int64_t base = FreshRuns();
+  site->pace().NoteComputing(true);
+  context.Expect(site->pace().Stays(), "the first one stays");
+  for (std::int64_t run = base; run < base + 200; ++run) {
+    RunThreads(context, 1, [&](std::size_t) {
+      Repeat(*site, p, 0, run, 3).Start();
+      Repeat(*site, p, 1, run, 3).Start();
+    });
+  }
+}
+
 /// XLA starts independent calls in any order, and on each device in another.
 void AnyOrderOfSitesWillDo(Context& context) {
   constexpr std::size_t kSites = 6;
@@ -398,6 +439,8 @@ int main(int argc, char** argv) {
   return RunTests({{"IterationsMeetTheirOwn", IterationsMeetTheirOwn},
                    {"RunsMeetTheirOwn", RunsMeetTheirOwn},
                    {"RunIdsMayRepeat", RunIdsMayRepeat},
+                   {"ThreadsStayWhereProgramsCompute", ThreadsStayWhereProgramsCompute},
+                   {"NoThreadStaysForEver", NoThreadStaysForEver},
                    {"AnyOrderOfSitesWillDo", AnyOrderOfSitesWillDo},
                    {"ClonesStayApart", ClonesStayApart},
                    {"GroupsOfAMesh", GroupsOfAMesh},

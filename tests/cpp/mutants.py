@@ -111,6 +111,20 @@ MUTANTS = [
     ),
     # ---- Waiting: who resumes programs, and where ------------------------------------------------
     Mutant(
+        "a thread stays for a moment only",
+        "csrc/host/runners.h",
+        "kStayNs = 20'000'000;",
+        "kStayNs = 20'000'000'000'000;",
+        ("meeting", "NoThreadStaysForEver"),
+    ),
+    Mutant(
+        "threads stay where programs compute",
+        "csrc/host/meeting.cc",
+        "now_ns - going_on.since_ns > going_on.long_ns",
+        "false",
+        ("meeting", "ThreadsStayWhereProgramsCompute"),
+    ),
+    Mutant(
         "programs are resumed by runners only, never by the thread that finds them ready",
         "csrc/host/runners.cc",
         "  const Pace::Kind kind = pace.kind();\n",
@@ -148,8 +162,8 @@ MUTANTS = [
     Mutant(
         "nobody goes on before the helpers are done",
         "csrc/host/meeting.cc",
-        "    if (num_done_ != num_done_before) {",
-        "    if (true) {",
+        "  if (is_done()) {\n",
+        "  if (true) {\n",
         ("meeting", "HelpersFinishBeforeAnybodyGoesOn"),
     ),
     Mutant(
@@ -170,8 +184,8 @@ MUTANTS = [
     Mutant(
         "the last rank knows the end of its call, even where the next one is open already",
         "csrc/host/meeting.cc",
-        "    if (num_done_ != num_done_before) {",
-        "    if (state_ == State::kDone) {",
+        "return num_done_ != num_done_before; };",
+        "return state_ == State::kDone; };",
         ("meeting", "TheLastRankMayLeaveLate"),
     ),
     Mutant(

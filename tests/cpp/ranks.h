@@ -33,6 +33,7 @@
 #include <utility>             // std::move
 #include <vector>              // std::vector
 
+#include "core/clock.h"
 #include "core/types.h"
 #include "host/call_site.h"
 #include "host/meeting.h"
@@ -192,6 +193,7 @@ class Call {
    public:
     explicit Factory(Call& call) : call_(call) {}
     Waiter Make() override { return {&call_, nullptr, &Resume}; }
+    [[nodiscard]] bool may_stay() const override { return true; }
 
    private:
     Call& call_;
@@ -250,6 +252,12 @@ inline std::int64_t FreshRuns() {
 
 /// To loop over: `for (const std::size_t p : Sizes{1, 2, 8})`.
 using Sizes = std::initializer_list<std::size_t>;
+
+inline void SpinUs(std::int64_t us) {
+  const std::int64_t end_ns = NowNs() + us * 1000;
+  while (NowNs() < end_ns) {
+  }
+}
 
 inline void SleepMs(std::int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 

@@ -28,12 +28,6 @@ std::size_t CountThreads() {
   return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-void SpinUs(std::int64_t us) {
-  const std::int64_t end_ns = NowNs() + us * 1000;
-  while (NowNs() < end_ns) {
-  }
-}
-
 /// Native and XLA's own collectives in turn: what follows a native call blocks until every rank is
 /// there, so every waiting program needs a thread.
 void ContinuationsMayBlockOnEachOther(Context& context) {
@@ -253,6 +247,40 @@ void PaceLearnsAndForgets(Context& context) {
                  "forgotten after " + std::to_string(notes) + " short tasks");
 }
 
+/// Calls until a thread stays again.
+int RestOf(Pace& pace) {
+  int rest = 0;
+  while (!pace.Stays() && rest < 1'000'000) {
+    ++rest;
+  }
+  return rest;
+}
+
+void ThreadsStaySeldomWhereItIsInVain(Context& context) {
+  Pace pace;
+  context.Expect(!pace.Stays(), "at first");
+  pace.NoteComputing(true);
+  context.Expect(pace.Stays(), "after a program computed");
+  int before = 0;
+  for (int i = 0; i < 20; ++i) {
+    pace.NoteStay(/*came=*/false);
+    const int rest = RestOf(pace);
+    context.Expect(rest > before || rest > 10'000, "a longer rest each time");
+    context.Expect(rest < 100'000, "not for ever");
+    before = rest;
+  }
+  for (int i = 0; i < 20; ++i) {
+    pace.NoteStay(/*came=*/true);
+    context.Expect(pace.Stays(), "no rest after it was right");
+  }
+  pace.NoteStay(/*came=*/false);
+  context.Expect(RestOf(pace) < 100, "what was long ago is forgotten");
+  for (int i = 0; i < 100; ++i) {
+    pace.NoteComputing(false);
+  }
+  context.Expect(!pace.Stays(), "after programs that hardly computed");
+}
+
 }  // namespace
 }  // namespace jaxcoll::testing
 
@@ -265,6 +293,7 @@ int main(int argc, char** argv) {
                    {"ThreadsAreBounded", ThreadsAreBounded},
                    {"ALongContinuationHoldsUpNobody", ALongContinuationHoldsUpNobody},
                    {"ProgramsResumeWithDenormalsFlushed", ProgramsResumeWithDenormalsFlushed},
-                   {"PaceLearnsAndForgets", PaceLearnsAndForgets}},
+                   {"PaceLearnsAndForgets", PaceLearnsAndForgets},
+                   {"ThreadsStaySeldomWhereItIsInVain", ThreadsStaySeldomWhereItIsInVain}},
                   argc, argv);
 }
