@@ -2,7 +2,7 @@
 
 #include <sched.h>  // sched_yield
 
-#include <algorithm>  // std::min
+#include <algorithm>  // std::max, std::min
 #include <chrono>     // std::chrono::nanoseconds
 #include <string>     // std::to_string
 #include <utility>    // std::exchange, std::move
