@@ -12,6 +12,7 @@ state that it makes and the step that it builds. What isn't training is in `supp
 
 import dataclasses
 import functools as ft
+import math
 import pathlib
 import sys
 from typing import Any
@@ -116,6 +117,8 @@ def main() -> int:
     corpus = data.load_corpus()
 
     plan = jaxcoll.ParallelPlan(sizes, num_micro_batches=run.micro_batches, schedule=run.schedule)
+    parts = math.prod(plan.mesh.shape[axis] for axis in plan.batch_axes)
+    meshes.check_windows(parts, {"--batch": config.batch, "--eval-windows": run.eval_windows})
     whole = TransformerLM(256, config.num_layers, config.width, config.num_heads)
     axis = "tensor" if plan.mesh.shape.get("tensor", 1) > 1 else None
     # The same model, and the same parameters, with its layers split over the axis.

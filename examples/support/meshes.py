@@ -1,6 +1,7 @@
 """A mesh from the command line."""
 
 import math
+from collections.abc import Mapping
 
 AXES = ("pipe", "data", "fsdp", "tensor")
 
@@ -28,3 +29,17 @@ def parse(text: str) -> dict[str, int]:
 def num_devices(sizes: dict[str, int], given: int) -> int:
     """Return how many devices a mesh needs; `given` where one of its sizes depends on it."""
     return given if -1 in sizes.values() else math.prod(sizes.values())
+
+
+def check_windows(parts: int, windows: Mapping[str, int]) -> None:
+    """Refuse numbers of windows, by their options, that can't be split into equal `parts`.
+
+    Raises:
+        SystemExit: One of them can't.
+    """
+    for option, count in windows.items():
+        if count % parts:
+            raise SystemExit(
+                f"{option}: {count} windows can't be split evenly over {parts} devices, those "
+                f"along data and fsdp of --mesh. Use a multiple of {parts}, or another --mesh"
+            )

@@ -98,6 +98,15 @@ def test_resume_without_a_checkpoint_says_what_to_do(run_example, tiny):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("option", ["--batch", "--eval-windows"])
+def test_windows_that_cannot_be_split_name_the_option(run_example, tiny, option):
+    threes = ("--batch=3", "--eval-windows=3")
+    done = run_example("train_lm.py", *tiny, *threes, f"{option}=16", "--mesh=data=3")
+    assert done.returncode != 0
+    assert re.search(rf"^{option}: 16 windows can't be split evenly over 3", done.stderr, re.M)
+
+
+@pytest.mark.full
 def test_a_full_length_run_that_misses_the_margin_fails(run_example, tiny):
     # No blocks: it can at best learn what the bigram model counts.
     arguments = (*tiny, "--num-layers=0", "--devices=2", "--batch=2", NO_TIMING)
