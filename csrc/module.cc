@@ -276,9 +276,9 @@ bool ProbePeers() {
   return Joined()->Probe();
 }
 
-void Start(bool may_read, bool is_faster) {
+void Start(bool may_read, double reading_cost) {
   RequireJoined();
-  Joined()->LetPeersBeRead(may_read, is_faster);
+  Joined()->LetPeersBeRead(may_read, reading_cost);
   Job::Get().Attach(std::move(Joined()));
 }
 
@@ -344,11 +344,13 @@ NB_MODULE(_core, m) {
         "Why calls between processes fail until all attach anew, or None.");
   m.def("probe_peers", &ProbePeers,
         "Whether this process may read the memory of the others, when all have joined.");
-  m.def("is_reading_faster", &IsReadingFaster,
-        "Whether that takes less than two copies through shared memory, as measured once.");
-  m.def("start", &Start, nb::arg("may_read"), nb::arg("is_faster"),
-        "Begins to use the segment that was joined. What large copies may be read from where they "
-        "lie, and whether that is faster: the same on all processes.");
+  m.def("reading_cost", &ReadingCost,
+        "How many copies within this process take as long as reading so much of another one, as "
+        "measured once.");
+  m.def(
+      "start", &Start, nb::arg("may_read"), nb::arg("reading_cost"),
+      "Begins to use the segment that was joined. Whether processes may read each other's memory, "
+      "and what that costs: the same on all processes.");
   m.def("use_blas", &UseBlas, nb::arg("sgemm"), nb::arg("dgemm"), nb::arg("set_num_threads"),
         nb::arg("num_threads"),
         "The addresses of a BLAS's functions; the last two are 0 where it has one thread.");

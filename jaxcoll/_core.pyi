@@ -46,14 +46,14 @@ def probe_peers() -> bool:
     Whether this process may read the memory of the others, when all have joined.
     """
 
-def is_reading_faster() -> bool:
+def reading_cost() -> float:
     """
-    Whether that takes less than two copies through shared memory, as measured once.
+    How many copies within this process take as long as reading so much of another one, as measured once.
     """
 
-def start(may_read: bool, is_faster: bool) -> None:
+def start(may_read: bool, reading_cost: float) -> None:
     """
-    Begins to use the segment that was joined. What large copies may be read from where they lie, and whether that is faster: the same on all processes.
+    Begins to use the segment that was joined. Whether processes may read each other's memory, and what that costs: the same on all processes.
     """
 
 def use_blas(sgemm: int, dgemm: int, set_num_threads: int, num_threads: int) -> None:

@@ -140,8 +140,8 @@ def attach(call: str = "initialize") -> None:
             if not problem:
                 _observe(core, cards, here, process)
                 # One that may not read another's memory, as in some containers, decides for all.
-                reading = (core.probe_peers(), core.is_reading_faster())
-                core.start(*map(all, zip(*board.exchange("reading", reading), strict=True)))
+                reading = board.exchange("reading", (core.probe_peers(), core.reading_cost()))
+                core.start(all(may for may, _ in reading), max(cost for _, cost in reading))
                 _use(core)
                 break
     if core is not None:

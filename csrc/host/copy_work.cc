@@ -105,8 +105,9 @@ void ExchangeWork::Run(std::size_t chunk, const Buffers& buffers) const {
 std::unique_ptr<const Route> ExchangeWork::MakeRoute(const Membership& members,
                                                      const RouteOptions& options) const {
   const std::size_t block_bytes = layout_.rows * layout_.columns * layout_.bytes;
-  if (options.reads_copies &&
-      IsDirectFaster((members.num_ranks() - 1) * block_bytes, layout_.bytes)) {
+  if (IsWorthReading((members.num_ranks() - 1) * block_bytes, layout_.bytes) &&
+      IsReadingFaster(options, members, /*leaves_once=*/layout_.from_block == 0,
+                      [](std::size_t, std::size_t) { return true; })) {
     return std::make_unique<DirectExchange>(layout_, members);
   }
   return std::make_unique<ExchangeRoute>(layout_, members, options.window_bytes);
@@ -142,7 +143,11 @@ void PermuteWork::Run(std::size_t chunk, const Buffers& buffers) const {
 
 std::unique_ptr<const Route> PermuteWork::MakeRoute(const Membership& members,
                                                     const RouteOptions& options) const {
-  if (options.reads_copies && IsDirectFaster(bytes_, bytes_)) {
+  if (IsWorthReading(bytes_, bytes_) &&
+      IsReadingFaster(options, members, /*leaves_once=*/true,
+                      [this](std::size_t target, std::size_t source) {
+                        return source_of_[target] == source;
+                      })) {
     return std::make_unique<DirectPermute>(source_of_, bytes_, members);
   }
   return std::make_unique<PermuteRoute>(source_of_, bytes_, members, options.window_bytes);

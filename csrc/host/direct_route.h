@@ -6,8 +6,9 @@
 // that.
 #pragma once
 
-#include <cstddef>  // std::byte, std::size_t
-#include <vector>   // std::vector
+#include <cstddef>     // std::byte, std::size_t
+#include <functional>  // std::function
+#include <vector>      // std::vector
 
 #include "host/copy_work.h"
 #include "host/route.h"
@@ -76,8 +77,13 @@ class DirectPermute final : public DirectRoute {
   std::size_t bytes_;
 };
 
-/// Whether reading so many bytes for each rank, in runs of `run_bytes`, is faster than two copies
-/// through windows.
-bool IsDirectFaster(std::size_t bytes, std::size_t run_bytes);
+/// Whether so many bytes for each rank, in runs of `run_bytes`, are worth a system call.
+bool IsWorthReading(std::size_t bytes, std::size_t run_bytes);
+
+/// Whether blocks that are read from where they lie come sooner than through windows. A rank
+/// `wants(target, source)` the other's block; where `leaves_once`, all that want it have the same.
+/// The answer is the same on all processes.
+bool IsReadingFaster(const RouteOptions& options, const Membership& members, bool leaves_once,
+                     const std::function<bool(std::size_t, std::size_t)>& wants);
 
 }  // namespace jaxcoll

@@ -49,7 +49,7 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       window_bytes_(session.segment().shape().window_bytes),
       processes_(session.processes()),
       can_read_peers_(session.can_read_peers()),
-      reads_copies_(session.reads_copies()),
+      reading_cost_(session.reading_cost()),
       peers_(members.num_processes() - 1),
       windows_(members.num_processes()),
       pids_(members.num_processes()),
@@ -117,7 +117,7 @@ void Exchange::Prepare() {
     occurrences_ = &session_->Occurrences(group_, site_);
     fits_ = session_->segment().shape().window_bytes == window_bytes_ &&
             session_->processes() == processes_ && session_->can_read_peers() == can_read_peers_ &&
-            session_->reads_copies() == reads_copies_ && steps_.count() <= Lane::kMaxProgress;
+            session_->reading_cost() == reading_cost_ && steps_.count() <= Lane::kMaxProgress;
     for (std::size_t process = 0; process < members_.num_processes(); ++process) {
       const Seat& seat = session_->segment().seat(members_.seat(process));
       pids_[process] = seat.pid.load(std::memory_order_acquire);

@@ -88,13 +88,13 @@ class Session {
   /// nonce that stands in each.
   [[nodiscard]] bool Probe() const;
   /// What all processes have agreed on after that, before the first call: whether they may, and
-  /// whether that is faster than two copies.
-  void LetPeersBeRead(bool allowed, bool is_faster) {
+  /// what it costs (ReadingCost).
+  void LetPeersBeRead(bool allowed, double cost) {
     can_read_peers_ = allowed;
-    reads_copies_ = allowed && is_faster;
+    reading_cost_ = cost;
   }
   [[nodiscard]] bool can_read_peers() const { return can_read_peers_; }
-  [[nodiscard]] bool reads_copies() const { return reads_copies_; }
+  [[nodiscard]] double reading_cost() const { return reading_cost_; }
 
   /// What the process at `seat` tells about itself, which others may not be let read: then null.
   /// To be called before the first call.
@@ -141,7 +141,7 @@ class Session {
   std::vector<std::int64_t> processes_;
   bool is_crowded_ = false;
   bool can_read_peers_ = false;
-  bool reads_copies_ = false;
+  double reading_cost_ = 0;
   std::vector<std::shared_ptr<const BlackBox>> boxes_;  // by seat
   std::uint64_t probe_ = 0;                             // what others find here
 

@@ -18,8 +18,8 @@ struct PeerRows {
 /// lies at `to` is then undefined.
 bool ReadPeer(std::int64_t pid, std::byte* to, const std::byte* from, const PeerRows& layout);
 
-/// Whether one such copy takes less than two through memory that stays in a cache: the system looks
-/// up each page. Measured once, in about a millisecond; false where it refuses.
-bool IsReadingFaster();
+/// How many copies within this process, in its caches, take as long as one such copy of as much:
+/// the system looks up each page. Measured once, in about a millisecond; infinite where it refuses.
+double ReadingCost();
 
 }  // namespace jaxcoll

@@ -83,7 +83,7 @@ struct Processes {
 struct RouteOptions {
   std::size_t window_bytes = 0;
   bool can_read_peers = false;  ///< processes may read each other's memory (peer_memory.h)
-  bool reads_copies = false;    ///< and that is faster than two copies
+  double reading_cost = 0;      ///< of a block, in copies (ReadingCost)
 };
 
 /// A collective in rounds of bounded size, each in phases. In a phase a process reads what the

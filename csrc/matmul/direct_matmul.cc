@@ -30,7 +30,7 @@ DirectMatmul::DirectMatmul(const MatmulLayout& layout, const Membership& members
 bool DirectMatmul::IsFaster(const MatmulLayout& layout, const Membership& members) {
   return layout.kind == MatmulKind::kGatherRows && !layout.x_is_transposed &&
          layout.inner * SizeOf(layout.dtype) <= kMostRowBytes &&
-         IsDirectFaster((members.num_ranks() - 1) * layout.x_bytes(), layout.x_bytes());
+         IsWorthReading((members.num_ranks() - 1) * layout.x_bytes(), layout.x_bytes());
 }
 
 bool DirectMatmul::Run(std::size_t phase, std::size_t /*round*/, const Buffers& local,

@@ -385,7 +385,7 @@ void AllWorksInTheNextSegment(Context& context) {
     std::atomic<std::size_t> num_ok{0};
     RunThreads(context, 4, [&](std::size_t rank) {
       if (rank == 3) {
-        std::this_thread::sleep_for(std::chrono::microseconds(100 * i));
+        std::this_thread::sleep_for(std::chrono::microseconds(20 * i));
         host.segment().Fail("in the middle");
         return;
       }

@@ -120,7 +120,7 @@ class Host {
     const Status status = Session::Begin(
         segment_, Seats(), kFirstProcess + static_cast<std::int64_t>(process), session);
     Check(status.ok(), status.message);
-    session->LetPeersBeRead(measures_.can_read_peers, /*is_faster=*/true);
+    session->LetPeersBeRead(measures_.can_read_peers, /*cost=*/0);
     jobs_[process]->Attach(std::move(session));
   }
 

@@ -120,12 +120,12 @@ def main() -> None:
         case "unread":
             core: Any = _native.core()
             probe, start = core.probe_peers, core.start
-            for is_faster in (False, True):  # whatever it is here
-                core.is_reading_faster = lambda answer=is_faster: answer
+            for cost in (0.0, 1e9):  # whatever it is here
+                core.reading_cost = lambda answer=cost: answer
                 jaxcoll.reset()
                 check_large()
             core.probe_peers = lambda: shown("may read", probe())
-            core.start = lambda may, faster: start(shown("will read", may), faster)
+            core.start = lambda may, cost: start(shown("will read", may), cost)
             if RANK == 1:
                 forbid_reading_peers()
             jaxcoll.reset()
