@@ -1,15 +1,17 @@
 // tests/cpp/exchange_test.cc: the order of a call's steps, and every op on many layouts against one
 // process.
-#include <algorithm>  // std::count, std::max, std::min
-#include <array>      // std::array
-#include <cstddef>    // std::size_t
-#include <cstdint>    // std::int64_t, std::uint64_t
-#include <map>        // std::map
-#include <memory>     // std::make_unique, std::unique_ptr
-#include <string>     // std::string, std::to_string
-#include <utility>    // std::pair
-#include <vector>     // std::vector
+#include <algorithm>   // std::count, std::max, std::min
+#include <array>       // std::array
+#include <cstddef>     // std::size_t
+#include <cstdint>     // std::int64_t, std::uint64_t
+#include <functional>  // std::function
+#include <map>         // std::map
+#include <memory>      // std::make_unique, std::unique_ptr
+#include <string>      // std::string, std::to_string
+#include <utility>     // std::pair
+#include <vector>      // std::vector
 
+#include "host/direct_route.h"
 #include "host/exchange.h"
 #include "host/route.h"
 #include "ops.h"
@@ -301,6 +303,43 @@ void CopiesReadInPlace(Context& context) {
   }
 }
 
+/// From two machines: on one, reading costs as much as two copies, on the other twice that.
+void ReadsWhatIsFaster(Context& context) {
+  struct Case {
+    std::string op;
+    Places process_of;
+    bool leaves_once;
+    std::function<bool(std::size_t, std::size_t)> wants;
+    double most;  // that reading may cost, between these
+    double least;
+  };
+  const auto all = [](std::size_t, std::size_t) { return true; };
+  const auto ring = [](std::size_t to, std::size_t from) { return to == (from + 1) % 4; };
+  const auto of_root = [](std::size_t, std::size_t from) { return from == 0; };
+  const Places pair{0, 1};
+  const Places four{0, 1, 2, 3};
+  const std::vector<Case> cases = {{"all_gather", pair, true, all, 2.6, 2.4},
+                                   {"all_gather", four, true, all, 1.7, 1.6},
+                                   {"all_gather", {0, 0, 1, 1}, true, all, 2.0, 1.8},
+                                   {"all_to_all", pair, false, all, 2.6, 2.4},
+                                   {"all_to_all", four, false, all, 2.6, 2.4},
+                                   {"ppermute", four, true, ring, 2.6, 2.4},
+                                   {"broadcast", pair, true, of_root, 1.3, 1.2},
+                                   {"broadcast", four, true, of_root, 1.3, 1.2}};
+  for (const Case& each : cases) {
+    for (const std::size_t mine : Sizes{0, 1}) {  // the answer is the same on all
+      const Membership members(each.process_of, mine);
+      const auto is_faster = [&](bool can_read, double cost) {
+        return IsReadingFaster({.can_read_peers = can_read, .reading_cost = cost}, members,
+                               each.leaves_once, each.wants);
+      };
+      context.Expect(is_faster(true, each.least), each.op + ": reading is faster");
+      context.Expect(!is_faster(true, each.most), each.op + ": windows are");
+      context.Expect(!is_faster(false, 0), each.op + ": where the system refuses");
+    }
+  }
+}
+
 void Reductions(Context& context) { CheckOps(context, /*reduces=*/true); }
 void Copies(Context& context) { CheckOps(context, /*reduces=*/false); }
 
@@ -313,6 +352,7 @@ int main(int argc, char** argv) {
                    {"NoStepReadsOrWritesTooEarly", NoStepReadsOrWritesTooEarly},
                    {"Reductions", Reductions},
                    {"Copies", Copies},
-                   {"CopiesReadInPlace", CopiesReadInPlace}},
+                   {"CopiesReadInPlace", CopiesReadInPlace},
+                   {"ReadsWhatIsFaster", ReadsWhatIsFaster}},
                   argc, argv);
 }
