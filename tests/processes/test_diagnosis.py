@@ -231,22 +231,28 @@ def test_who_compiles_or_pauses_is_waited_for():
             assert "compiling" in compiles_too_long
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=full)])
+# How a script goes on, and its exit code.
+ENDS = {
+    **{"dropped": 1, "never": 1, "early": 1, "status": 3},
+    **{"caught": 0, "plainly": 0, "afterwards": 0, "reset": 0},
+}
+
+
 @pytest.mark.parametrize(
-    ("how", "code"),
+    ("how", "devices"),
     [
         ("dropped", 1),
+        # In CI each with one number of devices.
         *(
-            pytest.param(*case, marks=full)
-            for case in [
-                *[("never", 1), ("early", 1), ("status", 3)],
-                *[("caught", 0), ("plainly", 0), ("afterwards", 0), ("reset", 0)],
-            ]
+            pytest.param(how, devices, marks=full if devices == 1 + i % 2 else pytest.mark.long)
+            for i, how in enumerate(ENDS)
+            for devices in (1, 2)
+            if (how, devices) != ("dropped", 1)
         ),
     ],
 )
-def test_failed_work_that_nobody_awaits(how, code, devices):
-    said = run_job("unawaited.py", how, processes=2, devices=devices, expect=code)
+def test_failed_work_that_nobody_awaits(how, devices):
+    said = run_job("unawaited.py", how, processes=2, devices=devices, expect=ENDS[how])
     assert "started" in said[0]  # and the script came to its end
 
 
