@@ -3,8 +3,9 @@
 `@pytest.mark.product(op=OPS, size=SIZES)` runs a test on enough cases that every pair of values
 occurs, where the path, native or lax, and the version of JAX are two more factors: natively on one
 JAX all pairs of the others, on lax and with `--each-value` on another JAX each value, as for tests
-that compile long, `@pytest.mark.slow`; of those with `@pytest.mark.slow("size")` all pairs but
-those of the size. With `--full`, all run the whole product.
+that compile long, `@pytest.mark.slow`, of which another JAX gets every other case; of those with
+`@pytest.mark.slow("size")` all pairs but those of the size. With `--full`, all run the whole
+product.
 
 Of cases in a plain list, `--each-value` runs every fifth.
 """
@@ -66,6 +67,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cases = list(it.product(*factors))
     elif metafunc.config.option.each_value or not auto_is_native() or slow == ():
         cases = each_value(*factors)
+        if metafunc.config.option.each_value and auto_is_native() and slow == ():
+            cases = cases[::2]
     elif slow:
         cases = pairwise_but(names.index(*slow), *factors)
     else:

@@ -80,8 +80,10 @@ def programs_in(equation: Any) -> Iterator[Any]:
                 yield inner
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
-@pytest.mark.parametrize("axes", [("fsdp",), ("fsdp", "tensor")], ids="-".join)
+@pytest.mark.slow
+@pytest.mark.product(
+    schedule=("gpipe", "1f1b", "interleaved"), axes=(("fsdp",), ("fsdp", "tensor"))
+)
 def test_of_a_plan(schedule: Any, axes: tuple[str, ...]):
     """With 5 layers on 2 stages, of which one has room for a layer that it lacks."""
     sizes = dict.fromkeys(("pipe", *axes), 2)

@@ -231,8 +231,15 @@ class DroppedNnx(nnx.Module):
         return x[:, :4]
 
 
-@pytest.mark.parametrize("make", [Dropped, DroppedNnx])
-@pytest.mark.parametrize(("bucket_bytes", "accumulate"), [(2**22, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("make", "bucket_bytes", "accumulate"),
+    [
+        (Dropped, 1, 1),
+        (DroppedNnx, 2**22, 2),
+        pytest.param(Dropped, 2**22, 2, marks=pytest.mark.full),
+        pytest.param(DroppedNnx, 1, 1, marks=pytest.mark.full),
+    ],
+)
 def test_what_is_dropped_where_parameters_are_gathered(
     make: Any, bucket_bytes: int, accumulate: int
 ):

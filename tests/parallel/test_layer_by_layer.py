@@ -361,7 +361,7 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize("make", SOME)
 def test_memory_for_one_layer_whatever_the_depth(make: Any):
     """Beside it, each layer has its part of a gradient."""
     few, many = (temporary_bytes(make, depth, prefetch=0) for depth in (4, 16))

@@ -24,7 +24,8 @@ def in_float64() -> Any:
     [
         ("1f1b", {"data": 2}, 4),
         ("interleaved 2", {"data": 2, "tensor": 2}, 4),
-        ("1f1b", {"data": 2, "tensor": 2}, 3),  # of which a stage has fewer
+        # Of which a stage has fewer.
+        pytest.param("1f1b", {"data": 2, "tensor": 2}, 3, marks=pytest.mark.full),
         pytest.param("gpipe", {"data": 1, "tensor": 2}, 3, marks=pytest.mark.full),
         pytest.param("interleaved 2", {"data": 1, "tensor": 2}, 5, marks=pytest.mark.full),
     ],

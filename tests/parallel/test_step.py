@@ -89,6 +89,7 @@ def test_tensor_parallel(grid: tuple[int, int], overlap: bool):
     np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.product(grid=((1, 1), (2, 2), (2, 4), (1, 8)), micro=(1, 2, 6), num_layers=(8, 10, 9))
 def test_pipeline_parallel(grid: tuple[int, int], micro: int, num_layers: int):
     """Layers that the axis does not divide are all there, and run once."""

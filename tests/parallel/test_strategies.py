@@ -127,8 +127,11 @@ def test_trains_as_on_one_device(
         assert_copies_are_equal((state.params, state.opt_state))
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("strategy", ["data-parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
+@pytest.mark.slow
+@pytest.mark.product(
+    strategy=("data-parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3"),
+    size=(2, 3, 5),
+)
 def test_on_each_number_of_devices(strategy: str, size: int):
     """Of which few cases of the product above have each strategy."""
     test_trains_as_on_one_device(strategy, f"data {size}", "linen", "sgd", 1)

@@ -115,7 +115,7 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, int]]] = {
     ),
 }
 # Others hold what these do.
-LESS = ("hybrid, ZeRO-1",)
+LESS = ("hybrid, ZeRO-1", "ZeRO-1 x tensor", "ZeRO-2 x tensor", "hybrid", "data")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def place(name: str) -> str:
 FAULTS = [
     pytest.param(
         *("stops", 4, doctor.BEHIND, r"rank 2 \(process 2.*behind[^%]*It is stopped", "average"),
-        marks=full,
+        marks=pytest.mark.long,
     ),
     pytest.param(*("dies", 4, doctor.GONE, r"process 2 is gone", "average"), marks=full),
     pytest.param(
@@ -257,7 +257,11 @@ def test_failed_work_that_nobody_awaits(how, devices):
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=full) for how in ("first", "second", "thread", "xla")]
+    "how",
+    [
+        *(pytest.param(how, marks=full) for how in ("second", "thread")),
+        *(pytest.param(how, marks=pytest.mark.long) for how in ("first", "xla")),
+    ],
 )
 def test_who_caught_an_error_where_the_program_was_started_knows_of_it(how):
     said = run_job("inline.py", how, processes=2, accelerate=how == "xla", expect=0)
@@ -424,8 +428,10 @@ def test_an_interrupt_ends_a_process_that_waits(tmp_path):
     assert not lines[0]
 
 
-@full
-@pytest.mark.parametrize(("processes", "devices"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("processes", "devices"),
+    [pytest.param(2, 2, marks=full), pytest.param(3, 1, marks=pytest.mark.long)],
+)
 def test_who_ends_at_once_has_dumped(processes, devices, tmp_path):
     """With the line that the error is raised at, before a handler of it has run."""
     lines = run_job(
@@ -641,9 +647,9 @@ FAULTS_OF_A_JOB = 10
 @pytest.mark.parametrize(
     ("processes", "devices", "seed"),
     [
-        pytest.param(*layout, seed, marks=full if seed == 0 else pytest.mark.long)
-        for layout, seeds in (((4, 1), 10), ((2, 2), 3))
-        for seed in range(seeds)
+        pytest.param(4, 1, 0, marks=full),
+        *(pytest.param(4, 1, seed, marks=pytest.mark.long) for seed in range(1, 10)),
+        *(pytest.param(2, 2, seed, marks=pytest.mark.long) for seed in range(3)),
     ],
 )
 def test_random_faults(processes, devices, seed, tmp_path):

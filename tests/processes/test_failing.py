@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 full = pytest.mark.full
 LIMIT_S = 3  # of the jobs
 BUSY_S = 8  # in which what takes a second or two is over on a busy machine too
-LAYOUTS = [(2, 2), pytest.param(2, 1, marks=full), pytest.param(3, 1, marks=full)]
+LAYOUTS = [(2, 2), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(3, 1, marks=full)]
 CALLS = {  # what the text of the error names
     "order": ("all_reduce", "ppermute"),
     "shapes": ("f32[8]", "f32[9]"),
