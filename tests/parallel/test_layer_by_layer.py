@@ -354,14 +354,13 @@ def temporary_bytes(make: Any, depth: int, **options: Any) -> int:
 WHOLE = WIDE * WIDE * 4
 
 
-FORMS = (Unrolled, Scanned, OfNnx, ScannedNnx, pair)
-SOME = [
-    pytest.param(make, marks=[] if make in (Unrolled, ScannedNnx) else pytest.mark.full)
-    for make in FORMS
+FORMS = [
+    *(Unrolled, ScannedNnx),
+    *(pytest.param(make, marks=pytest.mark.full) for make in (Scanned, OfNnx, pair)),
 ]
 
 
-@pytest.mark.parametrize("make", SOME)
+@pytest.mark.parametrize("make", FORMS)
 def test_memory_for_one_layer_whatever_the_depth(make: Any):
     """Beside it, each layer has its part of a gradient."""
     few, many = (temporary_bytes(make, depth, prefetch=0) for depth in (4, 16))
@@ -381,7 +380,7 @@ def test_memory_where_a_layer_makes_something_of_its_parameter():
     assert growth(normalised) > 4
 
 
-@pytest.mark.parametrize("make", SOME)
+@pytest.mark.parametrize("make", FORMS)
 def test_memory_for_two_layers_whatever_the_depth(make: Any):
     """The next one may be there ahead of its time; out of a scan, the compiler keeps it waiting."""
     few, many = (temporary_bytes(make, depth, prefetch=1) for depth in (4, 16))
@@ -391,7 +390,7 @@ def test_memory_for_two_layers_whatever_the_depth(make: Any):
         assert temporary_bytes(make, 16, prefetch=0) < many
 
 
-@pytest.mark.parametrize("make", SOME)
+@pytest.mark.parametrize("make", FORMS)
 def test_memory_for_one_gradient_whatever_the_depth(make: Any):
     """Beside it, each layer has its part of a gradient, and of what is updated."""
     if make in (Scanned, ScannedNnx) and not auto_is_native():
