@@ -314,6 +314,9 @@ bool Exchange::Advance() {
     if (step_ + 1 < steps_.count()) {  // nobody waits for the last one
       Publish();
     }
+    if (step_ == 0) {
+      PrefetchNext(this + 1);  // while the others' data is on its way
+    }
     if (phase == 0) {
       route_->Meanwhile(round, local_);
     }
