@@ -140,7 +140,7 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
   local_ = local;
   ticket_ = 0;
   lane_ = -1;
-  step_ = 0;
+  step_ = {};
   has_ended_ = false;
   for (Peer& peer : peers_) {
     peer.lane = nullptr;
@@ -207,7 +207,7 @@ bool Exchange::Find(Peer& peer) const {
 }
 
 bool Exchange::HasReached(Peer& peer) const {
-  if (step_ == steps_.count()) {
+  if (steps_.is_end(step_)) {
     return !peer.watches || session_->HasEnded(peer.seat, lane_, tag_);
   }
   if (peer.progress >= peer.needed) {
@@ -232,13 +232,12 @@ bool Exchange::AllHaveReached() {
   return all;
 }
 
-void Exchange::Need(std::size_t step) {
-  const std::size_t left = steps_.NeedsLeft(step);
-  const std::size_t read = steps_.NeedsRead(step);
-  const std::size_t phase = steps_.phase(step);
+void Exchange::Need() {
+  const std::size_t left = steps_.NeedsLeft(step_);
+  const std::size_t read = steps_.NeedsRead(step_);
   for (Peer& peer : peers_) {
-    peer.needed = (peer.reads >> phase & 1) != 0 ? left : 0;
-    if ((peer.is_read >> (phase + 1) & 1) != 0) {
+    peer.needed = (peer.reads >> step_.phase & 1) != 0 ? left : 0;
+    if ((peer.is_read >> (step_.phase + 1) & 1) != 0) {
       peer.needed = std::max(peer.needed, read);
     }
   }
@@ -262,7 +261,7 @@ bool Exchange::TakeWhatCame(std::size_t round) {
 }
 
 void Exchange::Publish() {
-  const std::uint64_t word = tag_ << Lane::kProgressBits | (step_ + 1);
+  const std::uint64_t word = tag_ << Lane::kProgressBits | (step_.number + 1);
   if (watchers_.size() == 0) {
     lane().word.store(word, std::memory_order_release);
     return;
@@ -283,14 +282,14 @@ void Exchange::Ring(const Peer& peer) const {
 }
 
 bool Exchange::Advance() {
-  for (; step_ < steps_.count(); ++step_) {
+  for (; !steps_.is_end(step_); steps_.Next(step_)) {
     if (steps_.is_idle(step_)) {
       continue;
     }
-    const std::size_t phase = steps_.phase(step_);
+    const std::size_t phase = step_.phase;
     const std::size_t round = steps_.round(step_);
     const bool takes = phase == 1 && route_->takes_one_by_one();
-    Need(step_);
+    Need();
     const bool all_have = AllHaveReached();
     if (session_->segment().failed()) {
       return false;
@@ -311,10 +310,10 @@ bool Exchange::Advance() {
       session_->segment().Fail(names_.Text() + ": another process's memory can't be read any more");
       return false;
     }
-    if (step_ + 1 < steps_.count()) {  // nobody waits for the last one
+    if (step_.number + 1 < steps_.count()) {  // nobody waits for the last one
       Publish();
     }
-    if (step_ == 0) {
+    if (step_.number == 0) {
       PrefetchNext(this + 1);  // while the others' data is on its way
     }
     if (phase == 0) {
@@ -406,11 +405,11 @@ Exchange::Progress Exchange::Finish() {
   std::int64_t spin_ns = SpinNs();
   for (;;) {
     // While others are at work the next step takes less than to sleep and to be woken.
-    const std::size_t step = step_;
+    const std::size_t step = step_.number;
     if (const Progress progress = Spin(spin_ns); progress != Progress::kWaits) {
       return progress;
     }
-    if (step_ != step) {
+    if (step_.number != step) {
       since_ns = NowNs();
       next_look_ns_ = 0;
       spin_ns = SpinNs();

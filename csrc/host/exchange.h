@@ -29,6 +29,13 @@
 
 namespace jaxcoll {
 
+/// One of a route's steps.
+struct Step {
+  std::size_t number = 0;  ///< in their order
+  std::size_t phase = 0;
+  std::size_t turn = 0;  ///< how many times all phases came before
+};
+
 /// The order of a route's steps: round r's phases follow each other at a distance that lets the
 /// next round be left while this one is read.
 class Steps {
@@ -39,22 +46,29 @@ class Steps {
         count_((num_rounds + num_phases - 1) * num_phases) {}
 
   [[nodiscard]] std::size_t count() const { return count_; }
-  [[nodiscard]] std::size_t phase(std::size_t step) const { return step % num_phases_; }
-  /// At least num_rounds where the step has nothing to do.
-  [[nodiscard]] std::size_t round(std::size_t step) const {
-    const std::size_t turn = step / num_phases_;
-    return turn < phase(step) ? num_rounds_ : turn - phase(step);
+  /// Goes on to the next one.
+  void Next(Step& step) const {
+    ++step.number;
+    if (++step.phase == num_phases_) {
+      step.phase = 0;
+      ++step.turn;
+    }
   }
-  [[nodiscard]] bool is_idle(std::size_t step) const { return round(step) >= num_rounds_; }
+  /// At least num_rounds where the step has nothing to do.
+  [[nodiscard]] std::size_t round(const Step& step) const {
+    return step.turn < step.phase ? num_rounds_ : step.turn - step.phase;
+  }
+  [[nodiscard]] bool is_idle(const Step& step) const { return round(step) >= num_rounds_; }
+  [[nodiscard]] bool is_end(const Step& step) const { return step.number == count_; }
 
   /// How many steps those whose data `step` reads must have completed before it may run.
-  [[nodiscard]] std::size_t NeedsLeft(std::size_t step) const {
-    return phase(step) > 0 ? End(phase(step) - 1, round(step)) : 0;
+  [[nodiscard]] std::size_t NeedsLeft(const Step& step) const {
+    return step.phase > 0 ? End(step.phase - 1, round(step)) : 0;
   }
   /// The same of those that read in the next phase what it overwrites.
-  [[nodiscard]] std::size_t NeedsRead(std::size_t step) const {
-    const bool overwrites = phase(step) + 1 < num_phases_ && round(step) >= 2;
-    return overwrites ? End(phase(step) + 1, round(step) - 2) : 0;
+  [[nodiscard]] std::size_t NeedsRead(const Step& step) const {
+    const bool overwrites = step.phase + 1 < num_phases_ && round(step) >= 2;
+    return overwrites ? End(step.phase + 1, round(step) - 2) : 0;
   }
 
  private:
@@ -106,7 +120,7 @@ class Exchange : public Pooled {
   Progress Begin(const Buffers& local, bool spins = true);
   /// Whether this process has left all that the others need to end the call.
   [[nodiscard]] bool IsLeft() const {
-    return lane_ >= 0 && step_ > 0 && route_->num_rounds() == 1 && route_->num_phases() == 2;
+    return lane_ >= 0 && step_.number > 0 && route_->num_rounds() == 1 && route_->num_phases() == 2;
   }
   /// Goes on to the end.
   Progress Finish();
@@ -156,8 +170,8 @@ class Exchange : public Pooled {
   /// Whether the peer has done what the next step needs of it.
   bool HasReached(Peer& peer) const;
   bool AllHaveReached();
-  /// Notes what `step` needs of whom.
-  void Need(std::size_t step);
+  /// Notes what the next step needs of whom.
+  void Need();
   /// Takes what has come of a round, of a route that takes one by one. False: it can't be read.
   bool TakeWhatCame(std::size_t round);
   /// Notes where the peer's window is.
@@ -207,7 +221,7 @@ class Exchange : public Pooled {
   std::uint64_t tag_ = 0;
   std::uint64_t ticket_ = 0;
   int lane_ = -1;
-  std::size_t step_ = 0;
+  Step step_;
   std::int64_t excused_ns_ = 0;    // when somebody who was waited for had a reason
   std::int64_t next_look_ns_ = 0;  // for a stalemate: when it has waited for so long
   bool has_ended_ = false;         // all others' lanes

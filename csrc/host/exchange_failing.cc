@@ -188,7 +188,7 @@ std::string Exchange::WaitText(std::int64_t waited_ns, const std::string& why) {
         "a free lane" + (missing.empty() ? "" : ": an earlier call is not over for " + missing);
   }
   return names_.Text() + ": waited " + SecondsText(waited_ns) + " for " + missing +
-         (step_ == steps_.count() ? " to read what this process left" : "") + "; arrived: " + came +
+         (steps_.is_end(step_) ? " to read what this process left" : "") + "; arrived: " + came +
          (are_all_named ? "" : " of " + std::to_string(members_.num_ranks())) + "; execution " +
          std::to_string(name_.occurrence) + " of this call" + why + DumpText() + doing +
          ChainText(*session_, seats);

@@ -1,6 +1,6 @@
 // tests/cpp/exchange_test.cc: the order of a call's steps, and every op on many layouts against one
 // process.
-#include <algorithm>   // std::count, std::max, std::min
+#include <algorithm>   // std::all_of, std::max, std::min
 #include <array>       // std::array
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t, std::uint64_t
@@ -30,19 +30,22 @@ void EveryStepHasItsTurn(Context& context) {
       const Steps steps(phases, rounds);
       const std::string what = std::to_string(phases) + " phases, " + std::to_string(rounds);
       std::map<std::pair<std::size_t, std::size_t>, std::size_t> step_of;
-      for (std::size_t step = 0; step < steps.count(); ++step) {
+      Step last;
+      std::map<std::pair<std::size_t, std::size_t>, std::pair<std::size_t, std::size_t>> needs;
+      for (Step step; !steps.is_end(step); steps.Next(step)) {
+        last = step;
         if (steps.is_idle(step)) {
           continue;
         }
-        context.Expect(steps.phase(step) < phases && steps.round(step) < rounds, what);
-        context.Expect(
-            step_of.emplace(std::pair{steps.phase(step), steps.round(step)}, step).second,
-            what + ": a step twice");
-        context.Expect(std::max(steps.NeedsLeft(step), steps.NeedsRead(step)) <= step,
+        const std::pair at{step.phase, steps.round(step)};
+        context.Expect(at.first < phases && at.second < rounds, what);
+        context.Expect(step_of.emplace(at, step.number).second, what + ": a step twice");
+        needs[at] = {steps.NeedsLeft(step), steps.NeedsRead(step)};
+        context.Expect(std::max(steps.NeedsLeft(step), steps.NeedsRead(step)) <= step.number,
                        what + ": a step needs itself or a later one");
       }
       context.Expect(step_of.size() == phases * rounds, what + ": a step is missing");
-      context.Expect(!steps.is_idle(steps.count() - 1), what + ": the last step is idle");
+      context.Expect(!steps.is_idle(last), what + ": the last step is idle");
       for (const auto& [at, step] : step_of) {
         const auto& [phase, round] = at;
         // As host/route.h has it: a phase reads what the one before left, and overwrites what the
@@ -50,7 +53,7 @@ void EveryStepHasItsTurn(Context& context) {
         const std::size_t left = phase > 0 ? step_of.at({phase - 1, round}) + 1 : 0;
         const bool overwrites = phase + 1 < phases && round >= 2;
         const std::size_t read = overwrites ? step_of.at({phase + 1, round - 2}) + 1 : 0;
-        context.Expect(steps.NeedsLeft(step) == left && steps.NeedsRead(step) == read,
+        context.Expect(needs.at(at) == std::pair{left, read},
                        what + ": step " + std::to_string(step));
       }
     }
@@ -65,7 +68,7 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
     const std::size_t rounds = 1 + Below(random, 6);
     const std::size_t num_processes = 2 + Below(random, 3);
     const Steps steps(phases, rounds);
-    std::vector<std::size_t> done(num_processes, 0);
+    std::vector<Step> done(num_processes);
     std::vector<std::vector<bool>> reads(num_processes, std::vector<bool>(num_processes));
     for (std::vector<bool>& of_one : reads) {
       for (std::size_t q = 0; q < num_processes; ++q) {
@@ -77,13 +80,13 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
     for (;;) {
       std::vector<std::size_t> ready;
       for (std::size_t p = 0; p < num_processes; ++p) {
-        while (done[p] < steps.count() && steps.is_idle(done[p])) {
-          ++done[p];
+        while (!steps.is_end(done[p]) && steps.is_idle(done[p])) {
+          steps.Next(done[p]);
         }
-        bool may_run = done[p] < steps.count();
+        bool may_run = !steps.is_end(done[p]);
         for (std::size_t q = 0; q < num_processes && may_run; ++q) {
-          may_run = (q == p || !reads[p][q] || done[q] >= steps.NeedsLeft(done[p])) &&
-                    (q == p || !reads[q][p] || done[q] >= steps.NeedsRead(done[p]));
+          may_run = (q == p || !reads[p][q] || done[q].number >= steps.NeedsLeft(done[p])) &&
+                    (q == p || !reads[q][p] || done[q].number >= steps.NeedsRead(done[p]));
         }
         if (may_run) {
           ready.push_back(p);
@@ -93,7 +96,7 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
         break;
       }
       const std::size_t p = ready[Below(random, ready.size())];
-      const std::size_t phase = steps.phase(done[p]);
+      const std::size_t phase = done[p].phase;
       const std::size_t round = steps.round(done[p]);
       for (std::size_t q = 0; q < num_processes && phase > 0; ++q) {
         if (!reads[p][q]) {
@@ -113,11 +116,11 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
         what = round + 1;
         num_reads = 0;
       }
-      ++done[p];
+      steps.Next(done[p]);
     }
-    context.Expect(std::count(done.begin(), done.end(), steps.count()) ==
-                       static_cast<std::ptrdiff_t>(num_processes),
-                   "all come to the end");
+    context.Expect(
+        std::all_of(done.begin(), done.end(), [&](const Step& step) { return steps.is_end(step); }),
+        "all come to the end");
   }
 }
 
