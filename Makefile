@@ -79,7 +79,7 @@ bench-zero: $(VENV)/.dev$(JAX)  ## data-parallel and fully sharded steps, agains
 bench-plan: $(VENV)/.dev$(JAX)  ## products of strategies, and pipelines, against jax.lax, jit and an ideal
 	$(BIN)/python benchmarks/plan_step.py $(ARGS)
 
-bench-gpu: $(VENV)/.dev$(JAX)  ## collectives and matmuls on the GPUs of this process, against jax.lax
+bench-gpu: $(VENV)/.dev$(JAX)  ## on GPUs, also processes that share one: against jax.lax, or NCCL alone (4 minutes)
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 bench-recorder: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## what it costs to record a call

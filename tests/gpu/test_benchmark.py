@@ -1,0 +1,168 @@
+"""What `make bench-gpu` does, as far as no GPU is needed: all of it but the times."""
+
+import importlib
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from checks import auto_is_native
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# For a moment: benchmarks have modules of the same names as tests.
+sys.path.insert(0, str(ROOT / "benchmarks"))
+try:
+    gpu: Any = importlib.import_module("gpu")
+    gpu_cases: Any = importlib.import_module("gpu_cases")
+    gpu_jobs: Any = importlib.import_module("gpu_jobs")
+    gpu_report: Any = importlib.import_module("gpu_report")
+    gpu_step: Any = importlib.import_module("gpu_step")  # which `measure` imports
+    gpu_turns: Any = importlib.import_module("gpu_turns")
+    raw_nccl: Any = importlib.import_module("raw_nccl")
+finally:
+    del sys.path[0]
+
+TINY_MODEL = (256, 1, 16, 2)
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns a CUDA runtime and NCCL on ordinary memory, for ranks of one process."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    source = pathlib.Path(__file__).with_name("fake_nccl.cc")
+    built = tmp_path_factory.mktemp("raw") / "fake.so"
+    command = [compiler, "-std=c++20", "-O0", "-fPIC", "-shared", str(source), "-o", str(built)]
+    subprocess.run(command, check=True, timeout=120)
+    return raw_nccl.open_libraries({"runtime": [str(built)], "nccl": ["no.so", str(built)]})
+
+
+def test_nccl_alone(libraries: Any):
+    shared = []
+    ranks = raw_nccl.Ranks(libraries, [0, 1], 0, 2, lambda own: shared.append(own) or own, 64)
+    assert shared == [b"a" * 128]
+    for seat in range(2):
+        ranks.fill(seat, np.full(4, seat + 1, np.float32).tobytes())
+    ranks.all_reduce([4], "float32", 2)  # in place: 1 + 2, and 3 + 3
+    for seat in range(2):
+        np.testing.assert_array_equal(np.frombuffer(ranks.read(seat, 16), np.float32), 6)
+    ranks.all_gather(16, 1)
+    got = np.frombuffer(ranks.read(1, 32), np.float32)[4:]
+    np.testing.assert_array_equal(got, 2)
+    ranks.copy(16, 1)
+    np.testing.assert_array_equal(np.frombuffer(ranks.read(1, 16), np.float32), 2)
+    with pytest.raises(raw_nccl.RawError, match="the buffers have 64 bytes, 80 are needed"):
+        ranks.copy(80, 1)
+    with pytest.raises(raw_nccl.RawError, match=r"no\.so"):
+        raw_nccl.open_libraries({"runtime": ["no.so"], "nccl": []})
+
+
+@pytest.mark.skipif(not auto_is_native(), reason="about native calls")
+def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.MonkeyPatch):
+    """Every row is measured beside all that there is, and right; and stands on the page."""
+    monkeypatch.setattr(gpu_cases, "_MANY", 2)
+    ranks = raw_nccl.Ranks(libraries, [0, 1], 0, 2, lambda own: own, 1 << 16)
+    together = gpu_jobs.Together()
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    options: dict[str, Any] = {"with_lax": True, "rounds": 2, "largest": 1 << 13}
+    options |= {"products": ((8, 16, 4),), "model": TINY_MODEL}
+    rows = list(gpu.measure(together, mesh, ranks, seconds=60, **options))
+    found = {row["call"]: row for row in rows}
+    calls = ["all_gather_matmul", "all_reduce", "gradient tree, mean", "matmul_reduce_scatter"]
+    assert sorted(found) == [*calls, "train step"]
+    assert [row["wrong"] for row in rows] == [0] * len(rows)
+    assert set(found["all_reduce"]["us"]) == {"ours", "lax", "nccl", "copy"}
+    assert set(found["all_gather_matmul"]["us"]) == {"ours", "lax", "nccl", "alone"}
+    assert set(found["train step"]["over ours"]) == {"lax", "alone"}
+    # With no time, and with neither: rows that say so.
+    none = list(gpu.measure(together, mesh, None, seconds=-1, **options))
+    assert {row.get("left out") for row in none[1:]} == {"time"}
+    layout = {"layout": "two", "ranks": 2, "not beside": "", "rows": rows + none, "failed": "no"}
+    of = {"date": "", "cores": 2, "cpu": "", "jax": "", "python": ""}
+    page = gpu_report.page(
+        {
+            "environment": of,
+            "command": "",
+            "gpus": {"count": 1, "kind": "A", "versions": {"NCCL": "2"}},
+            "not shared": "",
+            "layouts": [layout],
+        }
+    )
+    table = [line for line in page.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert len(table) == 2 + len(rows) + len(none)
+    assert "**It has failed**: no" in page
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not auto_is_native(), reason="about native calls")
+def test_the_whole_program_on_cpu(tmp_path: pathlib.Path):
+    """Processes that find each other, and a process with several devices."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--platform", "cpu"]
+    command += ["--shared", "2", "--largest", "1024", "--rounds", "2", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (page,) = tmp_path.glob("gpu-simulated-on-cpu_*.md")
+    titles = [line for line in page.read_text().splitlines() if line.startswith("## ")]
+    assert titles == [
+        "## One rank alone", "## 2 processes that share a GPU", "## One process with 2 devices",
+    ]  # fmt: skip
+    assert page.read_text().count("| all_gather_matmul | 128, 512, 512 |") == 3
+
+
+def test_turns():
+    now, order = [0.0], []
+
+    def way(name: str, seconds: float) -> Any:
+        def run() -> None:
+            order.append(name)
+            now[0] += seconds
+
+        return run
+
+    ways = {"ours": way("ours", 1.0), "lax": way("lax", 2.0)}
+    found = gpu_turns.in_turns(ways, gpu_jobs.Together(), 12.0, 20, clock=lambda: now[0])
+    assert {name: len(times) for name, times in found.items()} == {"ours": 4, "lax": 4}
+    assert order[4:8] == ["ours", "lax", "lax", "ours"]
+    expected = {"us": {"ours": 0.5e6, "lax": 1e6}, "over ours": {"lax": 2.0}}
+    assert gpu_turns.summary(found, 2) == expected
+
+
+def test_layouts():
+    def texts(*arguments: Any) -> list[str]:
+        return [layout.text() for layout in gpu.layouts(*arguments)]
+
+    assert texts(1, [2, 4], None) == [
+        "One rank alone", "2 processes that share a GPU", "4 processes that share a GPU",
+    ]  # fmt: skip
+    assert texts(4, [2], "too old") == ["One rank alone", "One process with 4 devices"]
+    old = gpu_jobs.Gpus(1, "A", {"NCCL": "2.29.7"})
+    assert "NCCL 2.29.7 does not put several ranks" in old.sharing_problem()
+    assert gpu_jobs.Gpus(1, "A", {"NCCL": "2.30.1"}).sharing_problem() is None
+
+
+def test_a_job_that_fails_says_why(tmp_path: pathlib.Path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, time\n"
+        "if os.environ['JAXCOLL_GPU_JOB'].endswith('1'): raise ValueError('one is wrong')\n"
+        "time.sleep(60)\n"
+    )
+    said = gpu_jobs.run([script], 2, gpu_jobs.environment("cpu"), 2)
+    assert [one.status for one in said] == [None, 1]
+    assert gpu_jobs.reason_of(said) == "status 1: ValueError: one is wrong"
+
+
+def test_the_environment_of_those_that_share(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    found = gpu_jobs.environment("cuda", sharing=4)
+    assert found["CUDA_VISIBLE_DEVICES"] == "3"
+    assert found["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    assert found["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.15"
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in gpu_jobs.environment("cuda")
