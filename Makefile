@@ -53,7 +53,7 @@ test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native e
 	PYTHONSAFEPATH=1 JAXCOLL_TESTS_WITHOUT_NATIVE=1 .venv-fallback/bin/pytest $(WORKERS) --ignore tests/repo $(ARGS)
 
 test-gpu: $(VENV)/.dev$(JAX)  ## the engine for GPUs, on those that are here (with pip install 'jax[cuda13]' in $(VENV))
-	$(BIN)/pytest tests/gpu tests/nccl -rs --timeout 900 $(ARGS)
+	$(BIN)/pytest tests/gpu/test_gpu.py -rs --durations 0 --durations-min 1 $(ARGS)
 
 test-all: $(VENV)/.tools  ## everything, on the oldest and the newest JAX, into tests/RESULTS.md
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py $(ARGS)

@@ -185,7 +185,8 @@ def run_layout(layout: Layout, chosen: argparse.Namespace, share_s: float) -> di
     """Runs a layout's job, in about so many seconds; returns its rows, and what went wrong."""
     until = time.monotonic() + share_s
     sharing = layout.processes if layout.is_shared else 0
-    needed = gpu_jobs.environment(chosen.platform, devices=layout.devices, sharing=sharing)
+    one = {} if layout.devices > 1 else {"CUDA_VISIBLE_DEVICES": gpu_jobs.first_visible()}
+    needed = gpu_jobs.environment(chosen.platform, devices=layout.devices, sharing=sharing, **one)
     nccl, lax, why_not = chosen.platform == "cuda", True, ""
     if sharing and chosen.platform == "cuda":  # what NCCL may refuse, or never end
         said = gpu_jobs.run([__file__, "--child", "probe"], sharing, needed, PROBE_S)

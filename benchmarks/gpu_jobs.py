@@ -88,15 +88,19 @@ def environment(
         needed |= {"JAX_NUM_CPU_DEVICES": str(devices)}
         needed |= needed_environment(devices, num_cpus(), os.environ)
     if platform == "cuda" and sharing:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         needed |= {
-            "CUDA_VISIBLE_DEVICES": visible,
+            "CUDA_VISIBLE_DEVICES": first_visible(),
             "NCCL_MULTI_RANK_GPU_ENABLE": "1",
             "NCCL_MAX_CTAS": os.environ.get("NCCL_MAX_CTAS", _SHARED_CTAS),
         }
         # What is left is for NCCL's buffers, and for those that are not of JAX.
         needed["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.6 / sharing:.2f}"
     return {**os.environ, **needed, **more}
+
+
+def first_visible() -> str:
+    """Returns the GPU to share, as CUDA_VISIBLE_DEVICES names it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 
 class Said(NamedTuple):

@@ -1,6 +1,5 @@
 """What `make bench-gpu` does, as far as no GPU is needed: all of it but the times."""
 
-import importlib
 import pathlib
 import shutil
 import subprocess
@@ -11,21 +10,7 @@ import jax
 import numpy as np
 import pytest
 from checks import auto_is_native
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-# For a moment: benchmarks have modules of the same names as tests.
-sys.path.insert(0, str(ROOT / "benchmarks"))
-try:
-    gpu: Any = importlib.import_module("gpu")
-    gpu_cases: Any = importlib.import_module("gpu_cases")
-    gpu_jobs: Any = importlib.import_module("gpu_jobs")
-    gpu_report: Any = importlib.import_module("gpu_report")
-    gpu_step: Any = importlib.import_module("gpu_step")  # which `measure` imports
-    gpu_turns: Any = importlib.import_module("gpu_turns")
-    raw_nccl: Any = importlib.import_module("raw_nccl")
-finally:
-    del sys.path[0]
+from gpu.bench import BENCHMARKS, gpu_cases, gpu_jobs, gpu_report, gpu_turns, program, raw_nccl
 
 TINY_MODEL = (256, 1, 16, 2)
 
@@ -72,7 +57,7 @@ def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.Monk
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
     options: dict[str, Any] = {"with_lax": True, "rounds": 2, "largest": 1 << 13}
     options |= {"products": ((8, 16, 4),), "model": TINY_MODEL}
-    rows = list(gpu.measure(together, mesh, ranks, seconds=60, **options))
+    rows = list(program.measure(together, mesh, ranks, seconds=60, **options))
     found = {row["call"]: row for row in rows}
     calls = ["all_gather_matmul", "all_reduce", "gradient tree, mean", "matmul_reduce_scatter"]
     assert sorted(found) == [*calls, "train step"]
@@ -81,7 +66,7 @@ def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.Monk
     assert set(found["all_gather_matmul"]["us"]) == {"ours", "lax", "nccl", "alone"}
     assert set(found["train step"]["over ours"]) == {"lax", "alone"}
     # With no time, and with neither: rows that say so.
-    none = list(gpu.measure(together, mesh, None, seconds=-1, **options))
+    none = list(program.measure(together, mesh, None, seconds=-1, **options))
     assert {row.get("left out") for row in none[1:]} == {"time"}
     layout = {"layout": "two", "ranks": 2, "not beside": "", "rows": rows + none, "failed": "no"}
     of = {"date": "", "cores": 2, "cpu": "", "jax": "", "python": ""}
@@ -104,7 +89,7 @@ def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.Monk
 @pytest.mark.skipif(not auto_is_native(), reason="about native calls")
 def test_the_whole_program_on_cpu(tmp_path: pathlib.Path):
     """Processes that find each other, and a process with several devices."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--platform", "cpu"]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--platform", "cpu"]
     command += ["--shared", "2", "--largest", "1024", "--rounds", "2", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -136,7 +121,7 @@ def test_turns():
 
 def test_layouts():
     def texts(*arguments: Any) -> list[str]:
-        return [layout.text() for layout in gpu.layouts(*arguments)]
+        return [layout.text() for layout in program.layouts(*arguments)]
 
     assert texts(1, [2, 4], None) == [
         "One rank alone", "2 processes that share a GPU", "4 processes that share a GPU",
