@@ -50,19 +50,24 @@ class Gpus(NamedTuple):
 
 _QUESTION = """
 import json, jax, jaxcoll
-info, devices = jaxcoll.info(), jax.devices("cuda")
+info, devices = jaxcoll.info(), jax.devices()
 print(json.dumps([len(devices), devices[0].device_kind, info.versions, info.off.get("GPU", "")]))
 """
 
 
 @ft.cache
 def find() -> Gpus:
-    """Asks a process of its own what GPUs there are."""
+    """Returns what GPUs there are."""
     if shutil.which("nvidia-smi") is None:
         return Gpus(0, problem="there is no NVIDIA driver")
+    return ask("cuda")
+
+
+def ask(platform: str) -> Gpus:
+    """Asks a process of its own what devices of a platform there are."""
     done = subprocess.run(
-        [sys.executable, "-c", _QUESTION], env=environment("cuda"), capture_output=True, text=True,
-        timeout=_ASK_S,
+        [sys.executable, "-c", _QUESTION], env=environment(platform), capture_output=True,
+        text=True, timeout=_ASK_S,
     )  # fmt: skip
     if done.returncode:
         return Gpus(0, problem=f"JAX has no GPUs: {(done.stderr.strip() or '?').splitlines()[-1]}")
@@ -208,12 +213,14 @@ class Together:
 
 
 def reason_of(said: Sequence[Said]) -> str:
-    """Returns the line in which a job says why it has failed."""
-    for text, status in sorted(said, key=lambda one: one.status is None):
+    """Returns the line in which a job says why it has failed; nothing where it has not."""
+    reasons = []
+    for text, status in said:
         if status == 0:
             continue
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
-        why = (errors or lines or ["it has said nothing"])[-1]
-        return f"{'ended at its limit' if status is None else f'status {status}'}: {why[:300]}"
-    return ""
+        why = (errors or lines or ["it has said nothing"])[-1][:300]
+        how = "ended at its limit" if status is None else f"status {status}"
+        reasons.append((not errors, status is None, f"{how}: {why}"))
+    return min(reasons)[-1] if reasons else ""

@@ -1,5 +1,6 @@
 """What `make bench-gpu` does, as far as no GPU is needed: all of it but the times."""
 
+import argparse
 import pathlib
 import shutil
 import subprocess
@@ -142,6 +143,54 @@ def test_a_job_that_fails_says_why(tmp_path: pathlib.Path):
     said = gpu_jobs.run([script], 2, gpu_jobs.environment("cpu"), 2)
     assert [one.status for one in said] == [None, 1]
     assert gpu_jobs.reason_of(said) == "status 1: ValueError: one is wrong"
+
+
+@pytest.mark.full
+def test_a_process_says_what_devices_there_are():
+    """Of CPU devices as of GPUs, but for the versions of NVIDIA's libraries."""
+    found = gpu_jobs.ask("cpu")
+    assert found.count == 0
+    assert "programs for GPUs run on jax.lax" in found.problem
+    assert {"jax", "jaxcoll"} <= set(found.versions)
+
+
+def test_what_a_layout_is_run_with(monkeypatch: pytest.MonkeyPatch):
+    """Where processes share a GPU a first job says what runs there; all ends in time."""
+    asked: list[tuple[list[str], int, float]] = []
+    answers: list[list[Any]] = []
+
+    def run(command: Any, processes: int, environment: Any, limit_s: float) -> Any:
+        del environment
+        asked.append(([str(part) for part in command[1:]], processes, limit_s))
+        return answers.pop(0)
+
+    monkeypatch.setattr(gpu_jobs, "run", run)
+    chosen = argparse.Namespace(platform="cuda", rounds=3, largest=1024)
+    said = gpu_jobs.Said
+    shared = program.Layout(2, 1, is_shared=True)
+    answers += [
+        [said("nccl works\n", 1), said("nccl works\nRuntimeError: Duplicate GPU\n", 1)],
+        [said('{"call": "a"}\n{"call": "b"}\n', 0), said("", 0)],
+    ]
+    found = program.run_layout(shared, chosen, 60.0)
+    assert [row["call"] for row in found["rows"]] == ["a", "b"]
+    assert (found["failed"], found["not beside"]) == ("", "status 1: RuntimeError: Duplicate GPU")
+    (probe, _, _), (measure, processes, limit_s) = asked
+    assert probe == ["--child", "probe"]
+    assert (processes, measure[-1]) == (2, "--nccl")  # and no lax
+    assert limit_s < 110
+    # Rows of a job that did not come to its end are kept.
+    answers.append([said('{"call": "a"}\nmeasuring\n', None)])
+    found = program.run_layout(program.Layout(1, 1, is_shared=False), chosen, 60.0)
+    assert len(found["rows"]) == 1
+    assert found["failed"] == "ended at its limit: measuring"
+    assert asked[-1][0][-2:] == ["--nccl", "--lax"]
+
+
+def test_the_probe(libraries: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.setattr(raw_nccl, "of_jax", lambda: libraries)
+    program.probe(4096)
+    assert capsys.readouterr().out.splitlines() == ["nccl works", "lax works"]
 
 
 def test_the_environment_of_those_that_share(monkeypatch: pytest.MonkeyPatch):
