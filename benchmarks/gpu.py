@@ -97,7 +97,6 @@ def measure(
     rounds: int,
     largest: int,
     products: tuple[tuple[int, int, int], ...],
-    model: tuple[int, ...] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yields a row for each case, all processes the same ones.
 
@@ -110,14 +109,13 @@ def measure(
         rounds: at most, of each case.
         largest: bytes of a sum, at most.
         products: m, k and n of matmuls.
-        model: of the training step, if not the demo's.
     """
     import gpu_cases
     import gpu_step
     from gpu_turns import in_turns, summary
 
     until, room = time.monotonic() + seconds, _room()
-    step = gpu_step.Step(mesh, with_lax, model or gpu_step.MODEL)
+    step = gpu_step.Step(mesh, with_lax)
     row = {"call": "train step", "of": f"{step.parameters:,} parameters", "in a row": 1}
     times = in_turns(step.ways, together, ROW_S, rounds)
     yield row | _measured(summary(times, 1), len(times["ours"]), together, step.wrong)

@@ -21,8 +21,8 @@ _TOLERANCE = 1e-3
 class Step:
     """The step on all devices of a job, by each way to take the mean of the gradients."""
 
-    def __init__(self, mesh: Any, with_lax: bool, model: tuple[int, ...] = MODEL) -> None:
-        self._model, self._optimizer = TransformerLM(*model), optax.adamw(1e-3)
+    def __init__(self, mesh: Any, with_lax: bool) -> None:
+        self._model, self._optimizer = TransformerLM(*MODEL), optax.adamw(1e-3)
         self._mesh = mesh
         shape = (WINDOWS * mesh.size, CONTEXT + 1)
         self._tokens = np.random.default_rng(0).integers(0, 256, shape, dtype=np.int32)

@@ -14,7 +14,7 @@ try:
     gpu_cases: Any = importlib.import_module("gpu_cases")
     gpu_jobs: Any = importlib.import_module("gpu_jobs")
     gpu_report: Any = importlib.import_module("gpu_report")
-    gpu_step: Any = importlib.import_module("gpu_step")  # which `measure` imports
+    gpu_step: Any = importlib.import_module("gpu_step")
     gpu_turns: Any = importlib.import_module("gpu_turns")
     raw_nccl: Any = importlib.import_module("raw_nccl")
     # Under another name than this folder's.

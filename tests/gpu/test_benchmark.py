@@ -7,13 +7,29 @@ import subprocess
 import sys
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 from checks import auto_is_native
-from gpu.bench import BENCHMARKS, gpu_cases, gpu_jobs, gpu_report, gpu_turns, program, raw_nccl
+from gpu.bench import (
+    BENCHMARKS,
+    gpu_cases,
+    gpu_jobs,
+    gpu_report,
+    gpu_step,
+    gpu_turns,
+    program,
+    raw_nccl,
+)
 
-TINY_MODEL = (256, 1, 16, 2)
+
+class Tiny(nn.Module):
+    """A language model that compiles in a moment."""
+
+    @nn.compact
+    def __call__(self, tokens: Any) -> Any:
+        return nn.Dense(256)(nn.Embed(256, 4)(tokens))
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +69,12 @@ def test_nccl_alone(libraries: Any):
 def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.MonkeyPatch):
     """Every row is measured beside all that there is, and right; and stands on the page."""
     monkeypatch.setattr(gpu_cases, "_MANY", 2)
+    monkeypatch.setattr(gpu_step, "TransformerLM", lambda *sizes: Tiny())
     ranks = raw_nccl.Ranks(libraries, [0, 1], 0, 2, lambda own: own, 1 << 16)
     together = gpu_jobs.Together()
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
     options: dict[str, Any] = {"with_lax": True, "rounds": 2, "largest": 1 << 13}
-    options |= {"products": ((8, 16, 4),), "model": TINY_MODEL}
+    options |= {"products": ((8, 16, 4),)}
     rows = list(program.measure(together, mesh, ranks, seconds=60, **options))
     found = {row["call"]: row for row in rows}
     calls = ["all_gather_matmul", "all_reduce", "gradient tree, mean", "matmul_reduce_scatter"]
