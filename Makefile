@@ -53,7 +53,7 @@ test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native e
 	PYTHONSAFEPATH=1 JAXCOLL_TESTS_WITHOUT_NATIVE=1 .venv-fallback/bin/pytest $(WORKERS) --ignore tests/repo $(ARGS)
 
 test-gpu: $(VENV)/.dev$(JAX)  ## the engine for GPUs, on those that are here (with pip install 'jax[cuda13]' in $(VENV))
-	$(BIN)/pytest tests/gpu tests/nccl -rs --timeout 900 $(ARGS)
+	$(BIN)/pytest tests/gpu/test_gpu.py -rs --durations 0 --durations-min 1 $(ARGS)
 
 test-all: $(VENV)/.tools  ## everything, on the oldest and the newest JAX, into tests/RESULTS.md
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/test_all.py $(ARGS)
@@ -79,7 +79,7 @@ bench-zero: $(VENV)/.dev$(JAX)  ## data-parallel and fully sharded steps, agains
 bench-plan: $(VENV)/.dev$(JAX)  ## products of strategies, and pipelines, against jax.lax, jit and an ideal
 	$(BIN)/python benchmarks/plan_step.py $(ARGS)
 
-bench-gpu: $(VENV)/.dev$(JAX)  ## collectives and matmuls on the GPUs of this process, against jax.lax
+bench-gpu: $(VENV)/.dev$(JAX)  ## on GPUs, also processes that share one: against jax.lax, or NCCL alone (4 minutes)
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 bench-recorder: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## what it costs to record a call

@@ -1,148 +1,250 @@
-"""Collectives and collective matmuls on the GPUs of this process, against `jax.lax`.
+"""GPUs: our calls beside `jax.lax` where that runs, else beside NCCL alone and what bounds them.
 
-    python benchmarks/gpu.py [--rounds 20] [--largest 1073741824]
+    python benchmarks/gpu.py [--minutes 4] [--shared 2,4] [--largest 1073741824]
 
-Each program makes its call several times in a row and is timed in turns with its twin; rows have
-the medians of one call, the ratio lax / ours, and for all_reduce the bus bandwidth.
+On one GPU several processes share it, a rank each; with more, one process has all of them, too; and
+one rank alone. What was measured when the time is up is kept, and what was not is listed.
+`--platform cpu` does the same on simulated devices: to try it without a GPU, not to learn anything.
 """
 
 import argparse
-import statistics
+import json
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
+import gpu_jobs
+import gpu_report
 from environment import environment
-from shared import command, head, save
+from gpu_jobs import Together
+from shared import command, rows_of, save
 
-IN_A_ROW = 8
-LEAVES = ((4096, 1024), (1024, 4096), (1024, 1024), (4096,), (1024,)) * 12
-# m, k and n of a rank's block.
-PRODUCTS = ((512, 1024, 1024), (1024, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 8192))
+ROW_S = 0.6
+START_S = 20.0
+PROBE_S = 60.0
 
 
-def chained(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Calls f so often that the start of the program does not count; each on what came before."""
+class Layout(NamedTuple):
+    """Processes and devices of each; whether these processes share one GPU."""
+
+    processes: int
+    devices: int
+    is_shared: bool
+
+    def text(self) -> str:
+        if self.processes * self.devices == 1:
+            return "One rank alone"
+        if self.is_shared:
+            return f"{self.processes} processes that share a GPU"
+        return f"One process with {self.devices} devices"
+
+
+def layouts(count: int, shared: list[int], sharing_problem: str | None) -> list[Layout]:
+    """Returns the layouts for so many GPUs."""
+    found = [Layout(1, 1, is_shared=False)]
+    if sharing_problem is None:
+        found += [Layout(processes, 1, is_shared=True) for processes in shared]
+    if count > 1:
+        found.append(Layout(1, count, is_shared=False))
+    return found
+
+
+# ---- A rank --------------------------------------------------------------------------------------
+
+
+def raw_ranks(together: Together, largest: int) -> Any:
+    """Returns the ranks of this process in a communicator of their own."""
     import jax
+    from raw_nccl import Ranks, of_jax
 
-    def program(x: Any) -> Any:
-        for _ in range(IN_A_ROW):
-            y = f(x)
-            x = jax.lax.optimization_barrier((x, y))[0]
-        return y
+    local = jax.local_devices()
+    ordinals = [device.local_hardware_id for device in local]
+    first = together.index * len(local)
 
-    return program
+    def share(own: bytes) -> bytes:
+        return bytes.fromhex(together.first(own.hex()))
+
+    return Ranks(of_jax(), ordinals, first, jax.device_count(), share, largest)
 
 
-def medians(ways: dict[str, Any], x: Any, rounds: int) -> dict[str, float]:
-    """Returns the seconds of one call of each way, measured in turns."""
+def probe(largest: int) -> None:
+    """Says of NCCL alone, and then of lax, that it works here."""
     import jax
-
-    for f in ways.values():
-        jax.block_until_ready(f(x))
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, f in ways.items():
-            begun = time.perf_counter()
-            jax.block_until_ready(f(x))
-            seconds[name].append((time.perf_counter() - begun) / IN_A_ROW)
-    return {name: statistics.median(found) for name, found in seconds.items()}
-
-
-def measure(rounds: int, largest: int) -> list[dict[str, Any]]:
-    import jax
-    import jax.numpy as jnp
+    import numpy as np
     from jax import lax
 
-    import jaxcoll
+    raw_ranks(Together(), largest).all_reduce([256], "float32", 1)
+    print("nccl works", flush=True)
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    ones = np.ones(mesh.size, np.float32)
+    x = jax.make_array_from_callback(ones.shape, sharding, ones.__getitem__)
+    f = jax.shard_map(lambda x: lax.psum(x, "x"), mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P())
+    assert float(np.asarray(jax.jit(f)(x).addressable_data(0))[0]) == mesh.size
+    print("lax works", flush=True)
 
-    devices = jax.devices("cuda")
-    mesh = jax.make_mesh((len(devices),), ("x",), devices=devices)
-    p = len(devices)
-    rows = []
 
-    def row(name: str, size: int, ways: dict[str, Callable[..., Any]], x: Any) -> dict[str, Any]:
-        mapped = {
-            way: jax.jit(
-                jax.shard_map(
-                    chained(f), mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False
-                )
-            )
-            for way, f in ways.items()
-        }
-        found = medians(mapped, x, rounds)
-        new = {"call": name, "bytes": size, **{w: 1e6 * s for w, s in found.items()}}
-        new["lax / ours"] = found["lax"] / found["ours"]
-        rows.append(new)
-        print(new, flush=True)
-        return new
+def measure(
+    together: Together,
+    mesh: Any,
+    ranks: Any,
+    *,
+    with_lax: bool,
+    seconds: float,
+    rounds: int,
+    largest: int,
+    products: tuple[tuple[int, int, int], ...],
+) -> Iterator[dict[str, Any]]:
+    """Yields a row for each case, all processes the same ones.
 
-    size = 1024
-    while size <= largest:
-        x = jnp.ones(size // 4, np.float32)
-        sums = {
-            "ours": lambda x: jaxcoll.all_reduce(x, "x", backend="native"),
-            "lax": lambda x: lax.psum(x, "x"),
-        }
-        new = row("all_reduce", size, sums, x)
-        new["bus GB/s"] = 2 * (p - 1) / p * size / new["ours"] / 1e3
-        size *= 8
-    tree = [jnp.ones(shape, jnp.bfloat16) for shape in LEAVES]
-    means = {
-        "ours": lambda xs: jaxcoll.all_reduce(xs, "x", "mean", backend="native"),
-        "lax": lambda xs: lax.pmean(xs, "x"),
+    Args:
+        together: the processes.
+        mesh: all their devices.
+        ranks: of NCCL alone, or None.
+        with_lax: whether lax runs here.
+        seconds: after which no further case begins.
+        rounds: at most, of each case.
+        largest: bytes of a sum, at most.
+        products: m, k and n of matmuls.
+    """
+    import gpu_cases
+    import gpu_step
+    from gpu_turns import in_turns, summary
+
+    until, room = time.monotonic() + seconds, _room()
+    step = gpu_step.Step(mesh, with_lax)
+    row = {"call": "train step", "of": f"{step.parameters:,} parameters", "in a row": 1}
+    times = in_turns(step.ways, together, ROW_S, rounds)
+    yield row | _measured(summary(times, 1), len(times["ours"]), together, step.wrong)
+    del step
+    for case in gpu_cases.cases(mesh.size, largest, products):
+        row = {"call": case.call, "of": case.of, "bytes": case.bytes, "in a row": case.in_a_row}
+        reason = "time" if time.monotonic() > until else "memory" if case.memory > room else ""
+        if reason := together.first(reason):
+            yield row | {"left out": reason}
+            continue
+        programs = gpu_cases.Programs(case, mesh, with_lax)
+        ways: dict[str, Callable[[], object]] = {**programs.ways}
+        if ranks is not None and case.raw_bytes <= ranks.most:
+            ways["nccl"] = lambda case=case: case.raw(ranks, case.in_a_row)
+            if case.chains:
+                ways["copy"] = lambda case=case: ranks.copy(case.bytes, case.in_a_row)
+        times = in_turns(ways, together, ROW_S, rounds)
+        found = summary(times, case.in_a_row)
+        row["bus GB/s"] = case.moved / found["us"]["ours"] / 1e3
+        yield row | _measured(found, len(times["ours"]), together, programs.wrong)
+
+
+def _measured(
+    found: dict[str, Any], rounds: int, together: Together, wrong: Callable[[], int]
+) -> dict[str, Any]:
+    return {**found, "rounds": rounds, "wrong": sum(together.all(wrong()))}
+
+
+def _room() -> float:
+    """Returns how many bytes JAX has for arrays on a device; without end where it does not say."""
+    import jax
+
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    return statistics.get("bytes_limit", float("inf"))
+
+
+def run_rank(chosen: argparse.Namespace) -> None:
+    """Measures as one process of a job."""
+    gpu_jobs.join()
+    import gpu_cases
+    import jax
+
+    if chosen.child == "probe":
+        return probe(4096)
+    together = Together()
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    # Beside JAX's own memory there may be little.
+    largest = int(min(chosen.largest, _room() / 8))
+    ranks = raw_ranks(together, largest) if chosen.nccl else None
+    is_tried = jax.default_backend() == "cpu"  # which has no time for more
+    products = gpu_cases.PRODUCTS[:1] if is_tried else gpu_cases.PRODUCTS
+    for row in measure(
+        together, mesh, ranks, with_lax=chosen.lax, seconds=chosen.seconds, rounds=chosen.rounds,
+        largest=chosen.largest, products=products,
+    ):  # fmt: skip
+        if together.index == 0:
+            print(json.dumps(row), flush=True)
+    return None
+
+
+# ---- All of them ---------------------------------------------------------------------------------
+
+
+def run_layout(layout: Layout, chosen: argparse.Namespace, share_s: float) -> dict[str, Any]:
+    """Runs a layout's job, in about so many seconds; returns its rows, and what went wrong."""
+    until = time.monotonic() + share_s
+    sharing = layout.processes if layout.is_shared else 0
+    one = {} if layout.devices > 1 else {"CUDA_VISIBLE_DEVICES": gpu_jobs.first_visible()}
+    needed = gpu_jobs.environment(chosen.platform, devices=layout.devices, sharing=sharing, **one)
+    nccl, lax, why_not = chosen.platform == "cuda", True, ""
+    if sharing and chosen.platform == "cuda":  # what NCCL may refuse, or never end
+        said = gpu_jobs.run([__file__, "--child", "probe"], sharing, needed, PROBE_S)
+        nccl, lax = (all(f"{what} works" in one.text for one in said) for what in ("nccl", "lax"))
+        why_not = "" if nccl and lax else gpu_jobs.reason_of(said)
+    seconds = max(START_S, until - time.monotonic() - START_S)
+    arguments: list[object] = [__file__, "--child", "measure", "--seconds", seconds]
+    arguments += ["--rounds", chosen.rounds, "--largest", chosen.largest]
+    arguments += ["--nccl"] * nccl + ["--lax"] * lax
+    said = gpu_jobs.run(arguments, layout.processes, needed, seconds + 3 * START_S)
+    return {
+        "layout": layout.text(),
+        "ranks": layout.processes * layout.devices,
+        "not beside": why_not,
+        "rows": rows_of(said[0].text),
+        "failed": gpu_jobs.reason_of(said),
     }
-    row("gradient tree", sum(leaf.nbytes for leaf in tree), means, tree)
-    for m, k, n in PRODUCTS:
-        x, w = jnp.ones((m, k), jnp.bfloat16), jnp.ones((k, n), jnp.bfloat16)
-        gathers = {
-            "ours": lambda xw: jaxcoll.all_gather_matmul(*xw, "x", backend="native"),
-            "lax": lambda xw: lax.all_gather(xw[0], "x", tiled=True) @ xw[1],
-        }
-        row(f"all_gather_matmul {m} {k} {n}", x.nbytes, gathers, (x, w))
-        x = jnp.ones((p * m, k), jnp.bfloat16)
-        scatters = {
-            "ours": lambda xw: jaxcoll.matmul_reduce_scatter(*xw, "x", backend="native"),
-            "lax": lambda xw: lax.psum_scatter(xw[0] @ xw[1], "x", tiled=True),
-        }
-        row(f"matmul_reduce_scatter {m} {k} {n}", x.nbytes, scatters, (x, w))
-    return rows
-
-
-def page(result: dict[str, Any]) -> str:
-    lines = [*head("GPUs: collectives and matmuls, us a call", result), ""]
-    lines += ["| call | bytes | ours | lax | lax / ours | bus GB/s |", "|---|--:|--:|--:|--:|--:|"]
-    lines += [
-        f"| {row['call']} | {row['bytes']:,} | {row['ours']:.1f} | {row['lax']:.1f} "
-        f"| {row['lax / ours']:.2f} | {row.get('bus GB/s', 0):.1f} |"
-        for row in result["rows"]
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=4.0, help="for all layouts")
+    parser.add_argument("--shared", default="2,4", help="numbers of processes that share a GPU")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--largest", type=int, default=1 << 30)
+    parser.add_argument("--largest", type=int, default=1 << 30, help="bytes of a sum")
+    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    for name in ("child", "seconds"):
+        parser.add_argument(
+            f"--{name}", type=str if name == "child" else float, help=argparse.SUPPRESS
+        )
+    for name in ("nccl", "lax"):
+        parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    import jax
-
-    try:
-        devices = jax.devices("cuda")
-    except RuntimeError as error:
-        sys.exit(f"there are no GPUs: {error}")
-    if len(devices) < 2:
-        print("nothing is measured: one GPU alone has nobody to communicate with; see docs/gpu.md")
+    if chosen.child:
+        run_rank(chosen)
         return
+    is_tried = chosen.platform == "cpu"
+    gpus = gpu_jobs.Gpus(2, "simulated on CPU") if is_tried else gpu_jobs.find()
+    if not gpus.count:
+        sys.exit(f"nothing is measured: {gpus.problem}")
+    problem = None if is_tried else gpus.sharing_problem()
+    shared = [int(number) for number in chosen.shared.split(",") if number]
+    until = time.monotonic() + 60 * chosen.minutes
+    todo, found = layouts(gpus.count, shared, problem), []
+    while todo:
+        share_s = max(0.0, until - time.monotonic()) / len(todo)
+        found.append(run_layout(todo.pop(0), chosen, share_s))
+        print(f"{found[-1]['layout']}: {len(found[-1]['rows'])} rows", flush=True)
     result = {
-        "environment": {**environment(), "gpus": [device.device_kind for device in devices]},
+        "environment": environment(),
         "command": command(),
-        "rows": measure(chosen.rounds, chosen.largest),
+        "gpus": {"kind": gpus.kind, "count": gpus.count, "versions": gpus.versions or {}},
+        "not shared": problem or "",
+        "layouts": found,
     }
-    save("gpu", result, page(result), Path(__file__).parent / "results")
+    kind = re.sub(r"\W+", "-", gpus.kind.lower())
+    save(f"gpu-{kind}", result, gpu_report.page(result), chosen.out)
+    if any(of["failed"] for of in found) or gpu_report.num_wrong(found):
+        sys.exit("some of it has failed, or is wrong")
 
 
 if __name__ == "__main__":

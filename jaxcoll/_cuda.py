@@ -230,11 +230,18 @@ def state_type(library: ctypes.CDLL) -> tuple[int, int]:
 
 
 def set_devices(library: ctypes.CDLL, devices: Sequence[Any]) -> None:
-    """Tells the engine which global ids the GPUs of this process have."""
+    """Tells the engine which global ids the GPUs of this process have.
+
+    Raises:
+        ValueError: several of the devices are one GPU: XLA tells a call which GPU it is on, and so
+            the engine could not tell them apart.
+    """
     count = len(devices)
+    numbers = [device.local_hardware_id for device in devices]
+    if len(set(numbers)) < count:
+        raise ValueError(f"several devices of JAX are one GPU: CUDA's numbers are {numbers}")
     ids = (ctypes.c_int64 * count)(*(device.id for device in devices))
-    ordinals = (ctypes.c_int32 * count)(*(device.local_hardware_id for device in devices))
-    library.jaxcoll_cuda_set_devices(ids, ordinals, count)
+    library.jaxcoll_cuda_set_devices(ids, (ctypes.c_int32 * count)(*numbers), count)
 
 
 def num_calls() -> int:

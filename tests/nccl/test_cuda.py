@@ -120,6 +120,28 @@ def test_the_library_of_a_package_comes_first(tmp_path: Any, monkeypatch: pytest
     assert str(tmp_path / "nvidia/nccl/lib/libnccl.so.2") in paths[:-1]
 
 
+class Chip(Device):
+    def __init__(self, number: int, hardware: int) -> None:
+        super().__init__(number)
+        self.local_hardware_id = hardware
+
+
+def test_devices_are_known_by_the_numbers_of_cuda():
+    """Which are not JAX's where a process has a part of the GPUs."""
+    told: list[tuple[int, int]] = []
+
+    class Library:
+        @staticmethod
+        def jaxcoll_cuda_set_devices(ids: Any, ordinals: Any, count: int) -> None:
+            told.extend((ids[i], ordinals[i]) for i in range(count))
+
+    library: Any = Library()
+    _cuda.set_devices(library, [Chip(4, 3), Chip(5, 1)])
+    assert told == [(4, 3), (5, 1)]
+    with pytest.raises(ValueError, match=r"several devices of JAX are one GPU: .* \[0, 0\]"):
+        _cuda.set_devices(library, [Chip(0, 0), Chip(1, 0)])
+
+
 def test_info_says_why_it_is_off():
     if _cuda.is_likely():
         pytest.skip("there is a plugin for CUDA")

@@ -7,10 +7,18 @@ import jax
 import numpy as np
 import optax
 import plans
-from training import STEPS, trained_alone
+from training import SGD, STEPS, batch, reference, start, trained_alone
 
 import jaxcoll
+from jaxcoll.models import PPClassifier, SimpleClassifier
 from jaxcoll.parallel.pure_model import as_pure
+
+PLAIN = SimpleClassifier(num_classes=4, hidden=24)
+
+
+def local(tree: Any) -> Any:
+    """Returns a tree on one device of this process."""
+    return jax.device_put(tree, jax.local_devices()[0])
 
 
 def assert_parts(actual: Any, expected: Any, what: str) -> None:
@@ -26,6 +34,37 @@ def assert_parts(actual: Any, expected: Any, what: str) -> None:
                 atol=1e-10 * np.abs(want).max(initial=0),
                 err_msg=f"{what} {path}",
             )
+
+
+def _train(step: Any, state: Any, data: Any, mesh: Any, specs: Any, axes: Any) -> Any:
+    """Makes some steps on a global batch; returns the last state and the losses."""
+    in_specs = (specs, jax.P(axes))
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(specs, jax.P())))
+    sharding = jax.NamedSharding(mesh, jax.P(axes))
+    data = jaxcoll.DataParallel().shard_batch(data, sharding, batch_is_global=True)
+    losses = []
+    for _ in range(STEPS):
+        state, metrics = mapped(state, data)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+def check(
+    model: Any, mesh: Any, what: str, *, axes: Any = "data", step: Any = None, optimizer: Any = None
+) -> Any:
+    """Trains a classifier over a mesh, and on one device; returns the last state."""
+    data = batch()
+    plain = PLAIN if not isinstance(model, PPClassifier) else model
+    optimizer = optimizer or SGD
+    alone = local(start(plain, data).params)
+    expected, losses = reference(plain, alone, data, optimizer)
+    state = start(model, data, mesh, optimizer)
+    assert_parts(state.params, alone, f"{what}, at the start,")
+    step = step or jaxcoll.data_parallel_train_step(model, axis_name=axes)
+    state, seen = _train(step, state, data, mesh, state.specs, axes)
+    assert_parts(state.params, expected, what)
+    np.testing.assert_allclose(seen, losses, rtol=1e-10)
+    return state
 
 
 def check_plan(library: str, axes: dict[str, int], **options: Any) -> None:

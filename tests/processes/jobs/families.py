@@ -11,25 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from compared import assert_parts, check_plan
+from compared import PLAIN, assert_parts, check, check_plan, local
 from jax import lax
-from training import SGD, STEPS, batch, reference, start
+from training import STEPS
 from world import put, say
 
 import jaxcoll
 from jaxcoll import (
     DataParallel,
     DistributedMetrics,
-    data_parallel_train_step,
     fully_shard,
     pipeline_parallel_train_step,
     reshard,
     shard_module_params,
     sync_gradients,
 )
-from jaxcoll.models import PPClassifier, SimpleClassifier, TPClassifier
+from jaxcoll.models import PPClassifier, TPClassifier
 
-PLAIN = SimpleClassifier(num_classes=4, hidden=24)
 ADAM = optax.adamw(0.1)
 WORLD = jax.device_count()
 
@@ -39,41 +37,6 @@ def meshes(first: str, second: str) -> list[Any]:
     processes, devices = jax.process_count(), jax.local_device_count()
     grid = np.array(jax.devices()).reshape(processes, devices)
     return [jax.sharding.Mesh(grid, (first, second)), jax.sharding.Mesh(grid.T, (first, second))]
-
-
-def local(tree: Any) -> Any:
-    """Returns a tree on one device of this process."""
-    return jax.device_put(tree, jax.local_devices()[0])
-
-
-def train(step: Any, state: Any, data: Any, mesh: Any, specs: Any, axes: Any) -> Any:
-    """Makes some steps on a global batch; returns the last state and the losses."""
-    in_specs = (specs, jax.P(axes))
-    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(specs, jax.P())))
-    sharding = jax.NamedSharding(mesh, jax.P(axes))
-    data = DataParallel().shard_batch(data, sharding, batch_is_global=True)
-    losses = []
-    for _ in range(STEPS):
-        state, metrics = mapped(state, data)
-        losses.append(float(metrics["loss"]))
-    return state, losses
-
-
-def check(
-    model: Any, mesh: Any, what: str, *, axes: Any = "data", step: Any = None, optimizer: Any = None
-) -> Any:
-    data = batch()
-    plain = PLAIN if not isinstance(model, PPClassifier) else model
-    optimizer = optimizer or SGD
-    alone = local(start(plain, data).params)
-    expected, losses = reference(plain, alone, data, optimizer)
-    state = start(model, data, mesh, optimizer)
-    assert_parts(state.params, alone, f"{what}, at the start,")
-    step = step or data_parallel_train_step(model, axis_name=axes)
-    state, seen = train(step, state, data, mesh, state.specs, axes)
-    assert_parts(state.params, expected, what)
-    np.testing.assert_allclose(seen, losses, rtol=1e-10)
-    return state
 
 
 def families() -> None:
