@@ -161,6 +161,7 @@ def _declare(library: ctypes.CDLL) -> None:
             [ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int32), size],
         ),
         "set_callbacks": (None, [_EXCHANGE_ID, _SITE_TEXT, _IS_ANYONE_EXCUSED, _REPORT]),
+        "set_recorder": (None, [pointer] * 4),
         "set_timeout": (None, [ctypes.c_int64]),
         "set_compile_timeout": (None, [ctypes.c_int64]),
         "set_traps": (None, [ctypes.c_int]),
@@ -235,6 +236,11 @@ def set_devices(library: ctypes.CDLL, devices: Sequence[Any]) -> None:
     ids = (ctypes.c_int64 * count)(*(device.id for device in devices))
     ordinals = (ctypes.c_int32 * count)(*(device.local_hardware_id for device in devices))
     library.jaxcoll_cuda_set_devices(ids, ordinals, count)
+
+
+def record(library: ctypes.CDLL, functions: Sequence[int]) -> None:
+    """Has calls stand in the flight recorder of the extension, as `_core.recorder` returns it."""
+    library.jaxcoll_cuda_set_recorder(*functions)
 
 
 def num_calls() -> int:

@@ -30,6 +30,7 @@ from jaxcoll._errors import NativeUnavailableError
 from jaxcoll._hosts import Levels, TwoLevel, levels_of
 from jaxcoll._types import MARK, Backend
 from jaxcoll.diagnosis import watcher
+from jaxcoll.diagnosis.records import OVER_NCCL
 
 # Devices of a call that the black box names: there is room for 2 KiB.
 _MOST_DESCRIBED = 64
@@ -366,22 +367,26 @@ def _describe(
         members = [int(member) for group in groups for member in group]
         devices = _compat.mesh_devices(ctx)
         details["devices"] = placement["devices"] or members
-        details["ordinals"] = [m if devices is None else _ordinal(devices[m]) for m in members]
-        details["processes"] = placement.get("processes", ())
+        details["ordinals"] = [m if devices is None else _ordinal(ctx, devices[m]) for m in members]
+        details["processes"] = []
+        if devices is not None and jax.process_count() > 1:
+            details["processes"] = [devices[m].process_index for m in members]
     what = ", ".join(filter(None, [f"{size:,} bytes", request.parameters]))
     text = f"{request.op} over {axes or 'no axis'} of {types} ({what}), called at {source}"
     _native.describe_site(site, text, details)
 
 
-def _ordinal(device: Any) -> int:
-    """Returns a device's number in its process, as in the records."""
+def _ordinal(ctx: Context, device: Any) -> int:
+    """Returns how records name a device: on CPU by its number in its process."""
+    if native_platform(ctx) == "cuda":
+        return device.id
     local = device.local_hardware_id  # None for those of other processes
     return device.id % _MOST_OF_A_PROCESS if local is None else local
 
 
 def _path_text(ctx: Context, placement: Mapping[str, Sequence[int]]) -> str:
     if native_platform(ctx) == "cuda":
-        return "native, over NCCL"
+        return OVER_NCCL
     return "native, between processes" if placement["processes"] else "native, in one process"
 
 

@@ -38,6 +38,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         ctypes.CDLL(path), {name: [fake] for name in ("runtime", "driver", "nccl", "blas")}
     )
     assert library is not None, reason
+    _native._connect_gpu(library)
     library.fake = ctypes.CDLL(fake)
     library.fake.fake_cuda_take_log.restype = ctypes.c_char_p
     _register(library, ctypes.CDLL(str(folder / "on_cpu.so")))

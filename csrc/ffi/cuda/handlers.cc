@@ -157,8 +157,8 @@ ffi::Error InitializeOf(ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*re
 
 ffi::Error ExecuteOf(ffi::RemainingArgs operands, ffi::RemainingRets results,
                      ffi::Dictionary /*attributes*/, SiteState* state, Stream stream,
-                     std::int32_t ordinal) noexcept {
-  return Execute(operands, results, state, stream, ordinal);
+                     ffi::RunId run, std::int32_t ordinal) noexcept {
+  return Execute(operands, results, state, stream, run, ordinal);
 }
 
 // Some versions of XLA pass operands without memory here, others none.
@@ -191,6 +191,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollCudaExecute, ExecuteOf,
                                   .Attrs()
                                   .Ctx<ffi::State<SiteState>>()
                                   .Ctx<ffi::PlatformStream<Stream>>()
+                                  .Ctx<ffi::RunId>()
                                   .Ctx<ffi::DeviceOrdinal>());
 
 }  // namespace jaxcoll::cuda

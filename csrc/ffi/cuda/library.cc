@@ -12,6 +12,7 @@
 
 #include "core/status.h"
 #include "cuda/engine.h"
+#include "cuda/recording.h"
 #include "ffi/cuda/handlers.h"
 #include "ffi/cuda/state.h"
 
@@ -86,6 +87,19 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_callbacks(
                               .site_text = site_text,
                               .is_anyone_excused = is_anyone_excused,
                               .report = report});
+}
+
+/// See jaxcoll::cuda::RecorderFunctions; these are there for ever.
+JAXCOLL_EXPORT void jaxcoll_cuda_set_recorder(
+    std::uint64_t (*begin)(std::int64_t, std::uint64_t, std::uint64_t, std::int64_t, std::int64_t,
+                           std::int64_t, std::int64_t, std::int64_t),
+    void (*end)(std::int64_t, std::uint64_t, std::int64_t, int),
+    void (*write_last_call)(std::int64_t, char*, std::size_t),
+    void (*write_dump_text)(char*, std::size_t)) {
+  jaxcoll::cuda::SetRecorder({.begin = begin,
+                              .end = end,
+                              .write_last_call = write_last_call,
+                              .write_dump_text = write_dump_text});
 }
 
 /// In nanoseconds; < 0: none.
