@@ -139,6 +139,7 @@ def _opened(
     if library.jaxcoll_cuda_open(*lines, text, len(text)):
         return None, text.value.decode(errors="replace")
     library.jaxcoll_cuda_set_traps(os.environ.get("JAXCOLL_CUDA_TRAP", "1") != "0")
+    library.jaxcoll_cuda_set_peers(os.environ.get("JAXCOLL_CUDA_PEERS", "1") != "0")
     library.jaxcoll_cuda_set_callbacks(_exchange_id, _site_text, _is_anyone_excused, _report)
     config._on_change("timeout_s", ft.partial(_set_limit, library.jaxcoll_cuda_set_timeout))
     config._on_change(
@@ -165,6 +166,8 @@ def _declare(library: ctypes.CDLL) -> None:
         "set_timeout": (None, [ctypes.c_int64]),
         "set_compile_timeout": (None, [ctypes.c_int64]),
         "set_traps": (None, [ctypes.c_int]),
+        "set_peers": (None, [ctypes.c_int]),
+        "peer_problem": (None, [ctypes.POINTER(ctypes.c_int64), size, text, size]),
         "reset": (None, []),
         "stop": (None, []),
         "num_calls": (ctypes.c_uint64, []),
@@ -211,6 +214,14 @@ def matmul_problem(library: ctypes.CDLL) -> str | None:
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     library.jaxcoll_cuda_blas_problem(text, len(text))
     return f"cuBLASLt can't be used ({text.value.decode()})" if text.value else None
+
+
+def peer_problem(library: ctypes.CDLL, devices: Sequence[int]) -> str | None:
+    """Says why small sums of these devices, by rank, don't go over peer memory, or None."""
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    ids = (ctypes.c_int64 * len(devices))(*devices)
+    library.jaxcoll_cuda_peer_problem(ids, len(devices), text, len(text))
+    return text.value.decode() or None
 
 
 def targets(library: ctypes.CDLL) -> Iterator[Target]:

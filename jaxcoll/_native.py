@@ -8,7 +8,7 @@ import functools as ft
 import importlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -121,6 +121,12 @@ def gpu_matmul_problem() -> str | None:
     """Says why the engine can't multiply matrices on GPUs, or None."""
     library, reason = _cuda.load()
     return reason if library is None else _cuda.matmul_problem(library)
+
+
+def gpu_peer_problem(devices: Sequence[int]) -> str | None:
+    """Says why small sums of these GPUs, by rank, don't go over their memory, or None."""
+    library, reason = _cuda.load()
+    return reason if library is None else _cuda.peer_problem(library, devices)
 
 
 @ft.cache

@@ -150,15 +150,42 @@ Status Clique::ConnectLocal(const NcclId& id, std::int64_t timeout_ns) {
   if (status.ok()) {
     status = AwaitNccl(timeout_ns);
   }
-  return status.ok() ? WarmUp(timeout_ns) : status;
+  if (status.ok()) {
+    status = WarmUp(timeout_ns);
+  }
+  return status.ok() ? ConnectPeers(timeout_ns) : status;
+}
+
+Status Clique::ConnectPeers(std::int64_t timeout_ns) {
+  if (surroundings_.peer_image == nullptr || seats_.size() < devices_.size()) {
+    return {};
+  }
+  std::vector<PeerMemory::Rank> ranks(seats_.size());
+  std::vector<int> ordinals(seats_.size());
+  for (const auto& seat : seats_) {
+    ranks[seat->rank] = {.ordinal = seat->ordinal, .stream = seat->side_stream};
+    ordinals[seat->rank] = seat->ordinal;
+  }
+  if (!PeerMemory::Problem(libraries(), ordinals).empty()) {
+    return {};
+  }
+  Status status =
+      peers_.Create(libraries(), surroundings_.peer_image, ranks, flag_.ended(), timeout_ns);
+  if (!status.ok()) {
+    status.message = "devices " + Listed(devices_) + ": " + status.message +
+                     " (JAXCOLL_CUDA_PEERS=0 does without peer memory)";
+    return status;
+  }
+  for (const auto& seat : seats_) {
+    seat->peers = peers_.seat(seat->rank);
+  }
+  return {};
 }
 
 Status Clique::MakeTools() {
   const Runtime& runtime = libraries().runtime;
-  if (surroundings_.traps) {
-    if (Status status = flag_.Create(libraries()); !status.ok()) {
-      return status;
-    }
+  if (Status status = flag_.Create(libraries()); !status.ok()) {
+    return status;
   }
   for (const auto& seat : seats_) {
     if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
@@ -322,6 +349,7 @@ bool Clique::TryAbort() {
     return false;
   }
   CloseCalls();
+  flag_.End();
   bool is_ended = true;
   for (const auto& seat : seats_) {
     libraries().runtime.set_device(seat->ordinal);  // what these return changes nothing here

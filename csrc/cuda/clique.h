@@ -23,6 +23,7 @@
 #include "cuda/communicator.h"
 #include "cuda/failing.h"
 #include "cuda/libraries.h"
+#include "cuda/peer_memory.h"
 #include "cuda/recording.h"
 
 namespace jaxcoll::cuda {
@@ -39,6 +40,8 @@ struct Surroundings {
                              NcclId& id) = nullptr;
   std::string (*site_text)(std::uint64_t site) = nullptr;
   bool traps = true;  ///< see cuda/failing.h
+  /// Of the kernels over peer memory; null: there is none, or they are turned off.
+  const void* peer_image = nullptr;
 };
 
 /// How long a call waits for others; < 0: for ever.
@@ -57,7 +60,8 @@ struct Seat {
   Stream side_stream = nullptr;  ///< of communication that runs beside computation
   CallWatch watch;
   FailureCheck check;
-  std::mutex mutex;  ///< held while something is put on a stream through `comm`
+  PeerSeat* peers = nullptr;  ///< null: small sums are NCCL's, too
+  std::mutex mutex;           ///< held while something is put on a stream through `comm`
   std::atomic<std::uint64_t> num_calls{0};  ///< begun
 
   std::mutex occurrences_mutex;                                    ///< guards the following
@@ -164,6 +168,8 @@ class Clique {
   Status AwaitNccl(std::int64_t timeout_ns) const;
   /// A first call, of some bytes: NCCL connects the ranks and allocates then.
   Status WarmUp(std::int64_t timeout_ns);
+  /// Where peer memory can be used; the side streams are idle.
+  Status ConnectPeers(std::int64_t timeout_ns);
   [[nodiscard]] std::string MissingText() const;
   [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
 
@@ -173,6 +179,7 @@ class Clique {
   const std::uint64_t group_id_;
   std::vector<std::unique_ptr<Seat>> seats_;  // by ordinal
   FailureFlag flag_;
+  PeerMemory peers_;
 
   std::atomic<State> state_{State::kWaiting};
   std::atomic<bool> is_ended_{false};

@@ -12,8 +12,9 @@ from jaxcoll.diagnosis.dumps import FORMAT
 
 # As csrc/host/exchange.h, Exchange::Execution, and csrc/host/meeting.cc, FirstExecution.
 _OCCURRENCE_BITS = 40
-# The path of calls on GPUs, as their sites have it.
+# The paths of calls on GPUs, as their sites have them.
 OVER_NCCL = "native, over NCCL"
+OVER_PEERS = "native, over peer memory"
 # Calls come together if what is before them is so many times longer than what is between them.
 _TOGETHER = 4
 
