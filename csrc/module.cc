@@ -30,6 +30,7 @@
 #include "host/job.h"
 #include "host/peer_memory.h"
 #include "host/recorder.h"
+#include "host/recorder_door.h"
 #include "host/segment.h"
 #include "host/threads.h"
 #include "host/watchdog.h"
@@ -175,6 +176,12 @@ nb::dict Frames() {
     found[thread] = frames;
   }
   return found;
+}
+
+std::vector<std::uintptr_t> RecorderFunctions() {
+  return {std::bit_cast<std::uintptr_t>(&RecordBegin), std::bit_cast<std::uintptr_t>(&RecordEnd),
+          std::bit_cast<std::uintptr_t>(&WriteLastCall),
+          std::bit_cast<std::uintptr_t>(&WriteDumpText)};
 }
 
 bool has_failed_unseen = false;
@@ -378,6 +385,9 @@ NB_MODULE(_core, m) {
       "Native calls begun so far, over all devices; without those of XLA's own collectives.");
   m.def("num_mpi_calls", &Communicator::NumCalls,
         "Calls that XLA's own collectives have begun so far, over all devices.");
+  m.def("recorder", &RecorderFunctions,
+        "The addresses of the recorder's functions, for the engine for GPUs; see "
+        "csrc/host/recorder_door.h.");
   m.def("black_box", &BlackBoxMemory, nb::sig("def black_box() -> memoryview"),
         "What this process tells about itself; see csrc/host/black_box.h.");
   m.def(

@@ -94,6 +94,11 @@ def num_calls() -> int:
 def num_mpi_calls() -> int:
     """Calls that XLA's own collectives have begun so far, over all devices."""
 
+def recorder() -> list[int]:
+    """
+    The addresses of the recorder's functions, for the engine for GPUs; see csrc/host/recorder_door.h.
+    """
+
 def black_box() -> memoryview:
     """What this process tells about itself; see csrc/host/black_box.h."""
 

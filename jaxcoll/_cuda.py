@@ -139,6 +139,7 @@ def _opened(
     if library.jaxcoll_cuda_open(*lines, text, len(text)):
         return None, text.value.decode(errors="replace")
     library.jaxcoll_cuda_set_traps(os.environ.get("JAXCOLL_CUDA_TRAP", "1") != "0")
+    library.jaxcoll_cuda_set_peers(os.environ.get("JAXCOLL_CUDA_PEERS", "1") != "0")
     library.jaxcoll_cuda_set_callbacks(_exchange_id, _site_text, _is_anyone_excused, _report)
     config._on_change("timeout_s", ft.partial(_set_limit, library.jaxcoll_cuda_set_timeout))
     config._on_change(
@@ -161,9 +162,12 @@ def _declare(library: ctypes.CDLL) -> None:
             [ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int32), size],
         ),
         "set_callbacks": (None, [_EXCHANGE_ID, _SITE_TEXT, _IS_ANYONE_EXCUSED, _REPORT]),
+        "set_recorder": (None, [pointer] * 4),
         "set_timeout": (None, [ctypes.c_int64]),
         "set_compile_timeout": (None, [ctypes.c_int64]),
         "set_traps": (None, [ctypes.c_int]),
+        "set_peers": (None, [ctypes.c_int]),
+        "peer_problem": (None, [ctypes.POINTER(ctypes.c_int64), size, text, size]),
         "reset": (None, []),
         "stop": (None, []),
         "num_calls": (ctypes.c_uint64, []),
@@ -212,6 +216,14 @@ def matmul_problem(library: ctypes.CDLL) -> str | None:
     return f"cuBLASLt can't be used ({text.value.decode()})" if text.value else None
 
 
+def peer_problem(library: ctypes.CDLL, devices: Sequence[int]) -> str | None:
+    """Says why small sums of these devices, by rank, don't go over peer memory, or None."""
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    ids = (ctypes.c_int64 * len(devices))(*devices)
+    library.jaxcoll_cuda_peer_problem(ids, len(devices), text, len(text))
+    return text.value.decode() or None
+
+
 def targets(library: ctypes.CDLL) -> Iterator[Target]:
     """Yields the custom-call targets."""
     stages = [ctypes.c_void_p() for _ in range(3)]
@@ -242,6 +254,11 @@ def set_devices(library: ctypes.CDLL, devices: Sequence[Any]) -> None:
         raise ValueError(f"several devices of JAX are one GPU: CUDA's numbers are {numbers}")
     ids = (ctypes.c_int64 * count)(*(device.id for device in devices))
     library.jaxcoll_cuda_set_devices(ids, (ctypes.c_int32 * count)(*numbers), count)
+
+
+def record(library: ctypes.CDLL, functions: Sequence[int]) -> None:
+    """Has calls stand in the flight recorder of the extension, as `_core.recorder` returns it."""
+    library.jaxcoll_cuda_set_recorder(*functions)
 
 
 def num_calls() -> int:

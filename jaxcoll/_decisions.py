@@ -49,6 +49,7 @@ class Decision:
     called: Literal["jaxcoll", "jax.lax"]
     site: int | None
     platform: Literal["cpu", "cuda"] = "cpu"
+    by_rank: bool = True  # of a native reduction
 
     @property
     def order(self) -> str:
@@ -56,7 +57,7 @@ class Decision:
         if self.reduction is None:
             return ""
         return {
-            "native": "by rank" if self.platform == "cpu" else "NCCL's",
+            "native": "by rank" if self.by_rank else "NCCL's",
             "two-level": "by rank on each host, then XLA's",
             "two-step": "that of the steps",
         }.get(self.path, "XLA's")

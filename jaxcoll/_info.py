@@ -15,6 +15,7 @@ _VARIABLES = (
     "JAXCOLL_ACCELERATE_LAX",
     "JAXCOLL_BACKEND",
     "JAXCOLL_CROSSOVERS",
+    "JAXCOLL_CUDA_PEERS",
     "JAXCOLL_CUDA_TRAP",
     "JAXCOLL_DISTRIBUTED",
     "JAXCOLL_HOST_ID",
@@ -92,6 +93,8 @@ def info() -> Info:
         off["GPU"] = f"{reason}; programs for GPUs run on jax.lax"
     elif reason := _cuda.matmul_problem(gpu):
         off["matmuls on GPUs"] = reason
+    if gpu is not None and (reason := _cuda.peer_problem(gpu, ())):
+        off["small sums over peer memory of GPUs"] = f"{reason}; NCCL does them"
     on_gpus = {} if gpu is None else _cuda.versions(gpu)
     return Info(
         versions={"python": platform.python_version(), **_versions(), **on_gpus},

@@ -30,6 +30,7 @@ from jaxcoll._errors import NativeUnavailableError
 from jaxcoll._hosts import Levels, TwoLevel, levels_of
 from jaxcoll._types import MARK, Backend
 from jaxcoll.diagnosis import watcher
+from jaxcoll.diagnosis.records import OVER_NCCL, OVER_PEERS
 
 # Devices of a call that the black box names: there is room for 2 KiB.
 _MOST_DESCRIBED = 64
@@ -83,6 +84,7 @@ class Call:
         in_place: whether result i takes the memory of operand i.
         operands: the leaves, where they are not the equation's own.
         finish: what is left to do with the results.
+        over_peers: whether it is done over memory that GPUs read of each other, not over NCCL.
     """
 
     attributes: Mapping[str, int | Sequence[int]]
@@ -90,6 +92,7 @@ class Call:
     in_place: bool = False
     operands: Sequence[ir.Value] | None = None
     finish: Callable[[Sequence[ir.Value]], Sequence[ir.Value]] | None = None
+    over_peers: bool = False
 
 
 def native_platform(ctx: Context) -> Literal["cpu", "cuda"] | None:
@@ -154,7 +157,8 @@ def lower(
         with _decisions.silence(), marked("lax"):
             return lower_to_lax()
     site, results = _emit(ctx, request, groups, call, operands)
-    note(ctx, request, groups, "", site)
+    by_rank = call.over_peers or native_platform(ctx) == "cpu"
+    note(ctx, request, groups, "", site, by_rank=by_rank)
     return results
 
 
@@ -165,8 +169,9 @@ def note(
     reason: str,
     site: int | None = None,
     path: Path | None = None,
+    by_rank: bool = True,
 ) -> None:
-    """Notes a decision; `site` is None but for one native call."""
+    """Notes a decision; `site` is None but for one native call, `by_rank` is of that."""
     path = path or ("lax" if site is None else "native")
     decision = _decisions.Decision(
         op=request.op,
@@ -182,6 +187,7 @@ def note(
         called=request.called,
         site=site,
         platform="cuda" if native_platform(ctx) == "cuda" else "cpu",
+        by_rank=by_rank,
     )
     _decisions.note(decision)
 
@@ -303,7 +309,8 @@ def _emit(
     site = _site_id(place, (request.op, groups, sorted(call.attributes.items()), types))
     placement = _placement(ctx, groups)
     if not _decisions.is_recording():  # else it is never run: `explain`
-        _describe(ctx, site, request, groups, types, placement)
+        path = _path_text(ctx, placement, call.over_peers)
+        _describe(ctx, site, request, groups, types, placement, path)
     watcher.start()
 
     leaves = operands if call.operands is None else call.operands
@@ -345,6 +352,7 @@ def _describe(
     groups: Groups,
     types: str,
     placement: Mapping[str, Sequence[int]],
+    path: str,
 ) -> None:
     """Notes what stands at a site, for errors and for the black box."""
     axes = ", ".join(f'"{axis}"' for axis in request.axes)
@@ -357,7 +365,7 @@ def _describe(
         "bytes": int(size),
         "parameters": request.parameters,
         "ranks": len(groups[0]),
-        "path": _path_text(ctx, placement),
+        "path": path,
         "program": _compat.module_name(ctx),
         "source": source,
     }
@@ -366,22 +374,26 @@ def _describe(
         members = [int(member) for group in groups for member in group]
         devices = _compat.mesh_devices(ctx)
         details["devices"] = placement["devices"] or members
-        details["ordinals"] = [m if devices is None else _ordinal(devices[m]) for m in members]
-        details["processes"] = placement.get("processes", ())
+        details["ordinals"] = [m if devices is None else _ordinal(ctx, devices[m]) for m in members]
+        details["processes"] = []
+        if devices is not None and jax.process_count() > 1:
+            details["processes"] = [devices[m].process_index for m in members]
     what = ", ".join(filter(None, [f"{size:,} bytes", request.parameters]))
     text = f"{request.op} over {axes or 'no axis'} of {types} ({what}), called at {source}"
     _native.describe_site(site, text, details)
 
 
-def _ordinal(device: Any) -> int:
-    """Returns a device's number in its process, as in the records."""
+def _ordinal(ctx: Context, device: Any) -> int:
+    """Returns how records name a device: on CPU by its number in its process."""
+    if native_platform(ctx) == "cuda":
+        return device.id
     local = device.local_hardware_id  # None for those of other processes
     return device.id % _MOST_OF_A_PROCESS if local is None else local
 
 
-def _path_text(ctx: Context, placement: Mapping[str, Sequence[int]]) -> str:
+def _path_text(ctx: Context, placement: Mapping[str, Sequence[int]], over_peers: bool) -> str:
     if native_platform(ctx) == "cuda":
-        return "native, over NCCL"
+        return OVER_PEERS if over_peers else OVER_NCCL
     return "native, between processes" if placement["processes"] else "native, in one process"
 
 

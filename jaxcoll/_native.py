@@ -3,11 +3,12 @@
 The only file that touches `jax.ffi` and `jaxcoll._core`.
 """
 
+import ctypes
 import functools as ft
 import importlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -72,6 +73,14 @@ def unavailable_reason() -> str | None:
         return _register()
 
 
+def _connect_gpu(library: ctypes.CDLL) -> None:
+    """Has the engine for GPUs know what the extension does."""
+    core, _ = _load()
+    if core is not None:
+        _cuda.ask_for_excuses(core.is_anyone_excused)
+        _cuda.record(library, core.recorder())
+
+
 @ft.cache
 def _register_gpu() -> str | None:
     """As `_register`, of the engine for GPUs."""
@@ -81,9 +90,7 @@ def _register_gpu() -> str | None:
         return reason
     try:
         _cuda.set_devices(library, jax.local_devices(backend="cuda"))
-        core, _ = _load()
-        if core is not None:
-            _cuda.ask_for_excuses(core.is_anyone_excused)
+        _connect_gpu(library)
         type_id, type_info = _cuda.state_type(library)
         registration: Any = {
             "type_id": jax.ffi.pycapsule(type_id),
@@ -114,6 +121,12 @@ def gpu_matmul_problem() -> str | None:
     """Says why the engine can't multiply matrices on GPUs, or None."""
     library, reason = _cuda.load()
     return reason if library is None else _cuda.matmul_problem(library)
+
+
+def gpu_peer_problem(devices: Sequence[int]) -> str | None:
+    """Says why small sums of these GPUs, by rank, don't go over their memory, or None."""
+    library, reason = _cuda.load()
+    return reason if library is None else _cuda.peer_problem(library, devices)
 
 
 @ft.cache
@@ -164,7 +177,7 @@ def describe_site(site: int, text: str, details: Mapping[str, Any]) -> None:
 def num_calls() -> int:
     """Returns how many native calls were begun in this process, over all devices."""
     core, _ = _load()
-    return (0 if core is None else core.num_calls()) + _cuda.num_calls()
+    return _cuda.num_calls() if core is None else core.num_calls()
 
 
 def num_mpi_calls() -> int:

@@ -14,12 +14,16 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from jaxcoll import _compat
+from jaxcoll import _compat, _native
 from jaxcoll._lowering import Call, Context, Groups
 from jaxcoll._nccl_types import Carried, carried
 from jaxcoll._types import DTYPES, REDUCE_OPS, reduction_problem
 
 Params = dict[str, Any]
+
+# Bytes and leaves of a tree whose sum goes over peer memory.
+_MOST_OVER_PEERS = 256 << 10
+_MOST_LEAVES = 4
 
 
 # ---- Reductions ----------------------------------------------------------------------------------
@@ -39,11 +43,18 @@ def all_reduce(ctx: Context, operands: Sequence[Any], reduction: str, groups: Gr
         _sent(ctx, operand, way, aval)
         for operand, way, aval in zip(operands, found, ctx.avals_in, strict=True)
     ]
+    op = ops.pop()
     attributes = {
-        "op": REDUCE_OPS[ops.pop()],
+        "op": REDUCE_OPS[op],
         "dtypes": [DTYPES[way.dtype] for way in found],
         "counts": [aval.size for aval in ctx.avals_in],
     }
+    sizes = [
+        aval.size * np.dtype(way.dtype).itemsize
+        for way, aval in zip(found, ctx.avals_in, strict=True)
+    ]
+    over_peers = op == "sum" and _goes_over_peers(ctx, sizes, groups)
+    attributes["over_peers"] = int(over_peers)
 
     def finish(results: Sequence[ir.Value]) -> Sequence[ir.Value]:
         return [
@@ -52,7 +63,21 @@ def all_reduce(ctx: Context, operands: Sequence[Any], reduction: str, groups: Gr
         ]
 
     types = [leaf.type for leaf in leaves]
-    return Call(attributes, types, in_place=True, operands=leaves, finish=finish)
+    return Call(
+        attributes, types, in_place=True, operands=leaves, finish=finish, over_peers=over_peers
+    )
+
+
+def _goes_over_peers(ctx: Context, sizes: Sequence[int], groups: Groups) -> bool:
+    """Tells whether a sum is small enough, and GPUs read each other's memory in all groups.
+
+    As csrc/cuda/peer_call.h and csrc/cuda/peer_memory.h have it; both are guesses.
+    """
+    devices = _compat.mesh_devices(ctx)
+    if devices is None or sum(sizes) > _MOST_OVER_PEERS or len(sizes) > _MOST_LEAVES:
+        return False
+    ids = [[devices[member].id for member in group] for group in groups]
+    return not any(map(_native.gpu_peer_problem, ids))
 
 
 def reduce_scatter(ctx: Context, x: ir.Value, params: Params, groups: Groups) -> Call | str:

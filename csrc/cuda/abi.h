@@ -35,6 +35,7 @@ inline constexpr int kMemcpyDeviceToDevice = 3;
 inline constexpr unsigned kHostAllocPortable = 1;
 inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr unsigned kHostAllocMapped = 2;
+inline constexpr int kCudaErrorPeerAccessAlreadyEnabled = 704;
 
 struct Runtime {
   int (*runtime_get_version)(int* version);
@@ -54,6 +55,8 @@ struct Runtime {
   int (*memset_async)(void* to, int value, std::size_t bytes, Stream stream);
   int (*thread_exchange_capture_mode)(int* mode);
   int (*host_alloc)(void** data, std::size_t bytes, unsigned flags);
+  int (*device_can_access_peer)(int* can, int device, int peer);
+  int (*device_enable_peer_access)(int peer, unsigned flags);
 };
 
 // ---- CUDA driver --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include <utility>    // std::move
 
 #include "core/clock.h"
+#include "core/group_id.h"
 
 namespace jaxcoll::cuda {
 namespace {
@@ -14,6 +15,11 @@ namespace {
 constexpr auto kLookEvery = std::chrono::milliseconds(1);
 // Nobody asks for a reason to wait no longer than this.
 constexpr std::int64_t kNoExcuseNs = 100'000'000;
+
+// As jaxcoll/diagnosis/records.py reads executions. Within a process meetings of the CPU engine
+// have numbers of their own, which stay below this.
+constexpr unsigned kOccurrenceBits = 40;
+constexpr std::int64_t kFirstNumber = std::int64_t{1} << 22;
 
 std::string Listed(const std::vector<std::int64_t>& ids) {
   std::string text;
@@ -27,7 +33,10 @@ std::string Listed(const std::vector<std::int64_t>& ids) {
 
 Clique::Clique(Surroundings surroundings, std::vector<std::int64_t> devices,
                const std::vector<LocalDevice>& local, std::int64_t generation)
-    : surroundings_(surroundings), devices_(std::move(devices)), generation_(generation) {
+    : surroundings_(surroundings),
+      devices_(std::move(devices)),
+      generation_(generation),
+      group_id_(GroupId(devices_)) {
   for (const LocalDevice& device : local) {
     const auto found = std::find(devices_.begin(), devices_.end(), device.id);
     if (found == devices_.end()) {
@@ -46,6 +55,18 @@ Clique::Clique(Surroundings surroundings, std::vector<std::int64_t> devices,
 Seat& Clique::SeatOf(int ordinal) const {
   return **std::find_if(seats_.begin(), seats_.end(),
                         [&](const auto& seat) { return seat->ordinal == ordinal; });
+}
+
+std::atomic<std::int64_t>& Clique::OccurrencesOf(int ordinal, std::uint64_t site) const {
+  Seat& seat = SeatOf(ordinal);
+  const std::lock_guard<std::mutex> lock(seat.occurrences_mutex);
+  return seat.occurrences[site];
+}
+
+std::int64_t Clique::Execution(std::int64_t occurrence) const {
+  return seats_.size() == devices_.size()
+             ? -(((kFirstNumber + generation_) << kOccurrenceBits) + occurrence)
+             : ((generation_ + 1) << kOccurrenceBits) + occurrence;
 }
 
 Status Clique::Join(int ordinal, Stream stream, const Limits& limits) {
@@ -129,15 +150,42 @@ Status Clique::ConnectLocal(const NcclId& id, std::int64_t timeout_ns) {
   if (status.ok()) {
     status = AwaitNccl(timeout_ns);
   }
-  return status.ok() ? WarmUp(timeout_ns) : status;
+  if (status.ok()) {
+    status = WarmUp(timeout_ns);
+  }
+  return status.ok() ? ConnectPeers(timeout_ns) : status;
+}
+
+Status Clique::ConnectPeers(std::int64_t timeout_ns) {
+  if (surroundings_.peer_image == nullptr || seats_.size() < devices_.size()) {
+    return {};
+  }
+  std::vector<PeerMemory::Rank> ranks(seats_.size());
+  std::vector<int> ordinals(seats_.size());
+  for (const auto& seat : seats_) {
+    ranks[seat->rank] = {.ordinal = seat->ordinal, .stream = seat->side_stream};
+    ordinals[seat->rank] = seat->ordinal;
+  }
+  if (!PeerMemory::Problem(libraries(), ordinals).empty()) {
+    return {};
+  }
+  Status status =
+      peers_.Create(libraries(), surroundings_.peer_image, ranks, flag_.ended(), timeout_ns);
+  if (!status.ok()) {
+    status.message = "devices " + Listed(devices_) + ": " + status.message +
+                     " (JAXCOLL_CUDA_PEERS=0 does without peer memory)";
+    return status;
+  }
+  for (const auto& seat : seats_) {
+    seat->peers = peers_.seat(seat->rank);
+  }
+  return {};
 }
 
 Status Clique::MakeTools() {
   const Runtime& runtime = libraries().runtime;
-  if (surroundings_.traps) {
-    if (Status status = flag_.Create(libraries()); !status.ok()) {
-      return status;
-    }
+  if (Status status = flag_.Create(libraries()); !status.ok()) {
+    return status;
   }
   for (const auto& seat : seats_) {
     if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
@@ -289,10 +337,19 @@ void Clique::GiveUp() {
   }
 }
 
+void Clique::CloseCalls() {
+  for (const auto& seat : seats_) {
+    libraries().runtime.set_device(seat->ordinal);  // what this returns changes nothing here
+    seat->watch.Close(libraries());
+  }
+}
+
 bool Clique::TryAbort() {
   if (state_.load() != State::kFailed) {
     return false;
   }
+  CloseCalls();
+  flag_.End();
   bool is_ended = true;
   for (const auto& seat : seats_) {
     libraries().runtime.set_device(seat->ordinal);  // what these return changes nothing here
@@ -336,6 +393,7 @@ bool Clique::Look(std::int64_t now_ns, const Limits& limits) {
     return false;
   }
   Fail(cause);
+  CloseCalls();  // before anybody is told
   return true;
 }
 
@@ -366,17 +424,22 @@ std::string Clique::WaitText(std::uint64_t site, std::int64_t waited_ns,
                              const std::set<int>& late) const {
   std::string of_arrived;
   std::string of_late;
+  std::string doing;
   std::vector<std::int64_t> elsewhere = devices_;
   for (const auto& seat : seats_) {
     std::erase(elsewhere, devices_[seat->rank]);
     std::string& text = late.count(seat->ordinal) == 0 ? of_arrived : of_late;
     text += (text.empty() ? "" : ", ") + std::to_string(seat->rank) + " (device " +
             std::to_string(devices_[seat->rank]) + ")";
+    if (late.count(seat->ordinal) > 0) {
+      const std::string last = LastCallText(devices_[seat->rank]);
+      doing += last.empty() ? "" : "\n  rank " + std::to_string(seat->rank) + ": " + last;
+    }
   }
   return surroundings_.site_text(site) + ": waited " + SecondsText(waited_ns) +
          (late.empty() ? " for other processes, devices " + Listed(elsewhere)
                        : " for rank " + of_late) +
-         "; arrived: " + of_arrived;
+         "; arrived: " + of_arrived + DumpText() + doing;
 }
 
 }  // namespace jaxcoll::cuda

@@ -10,6 +10,7 @@
 #include <condition_variable>  // std::condition_variable
 #include <cstddef>             // std::size_t
 #include <cstdint>             // std::int64_t, std::uint64_t
+#include <map>                 // std::map
 #include <memory>              // std::unique_ptr
 #include <mutex>               // std::mutex
 #include <set>                 // std::set
@@ -22,6 +23,8 @@
 #include "cuda/communicator.h"
 #include "cuda/failing.h"
 #include "cuda/libraries.h"
+#include "cuda/peer_memory.h"
+#include "cuda/recording.h"
 
 namespace jaxcoll::cuda {
 
@@ -37,6 +40,8 @@ struct Surroundings {
                              NcclId& id) = nullptr;
   std::string (*site_text)(std::uint64_t site) = nullptr;
   bool traps = true;  ///< see cuda/failing.h
+  /// Of the kernels over peer memory; null: there is none, or they are turned off.
+  const void* peer_image = nullptr;
 };
 
 /// How long a call waits for others; < 0: for ever.
@@ -55,8 +60,12 @@ struct Seat {
   Stream side_stream = nullptr;  ///< of communication that runs beside computation
   CallWatch watch;
   FailureCheck check;
-  std::mutex mutex;  ///< held while something is put on a stream through `comm`
+  PeerSeat* peers = nullptr;  ///< null: small sums are NCCL's, too
+  std::mutex mutex;           ///< held while something is put on a stream through `comm`
   std::atomic<std::uint64_t> num_calls{0};  ///< begun
+
+  std::mutex occurrences_mutex;                                    ///< guards the following
+  std::map<std::uint64_t, std::atomic<std::int64_t>> occurrences;  ///< calls begun, by site
 };
 
 class Clique {
@@ -82,10 +91,16 @@ class Clique {
   /// The seat of a local device that has joined.
   [[nodiscard]] Seat& SeatOf(int ordinal) const;
 
+  /// Counts the calls of a site on a device, over all programs that have it; for ever.
+  [[nodiscard]] std::atomic<std::int64_t>& OccurrencesOf(int ordinal, std::uint64_t site) const;
+  /// How records name an occurrence of a site, from 1: alike for the ranks that meet.
+  [[nodiscard]] std::int64_t Execution(std::int64_t occurrence) const;
+  [[nodiscard]] std::uint64_t group_id() const { return group_id_; }
+
   /// Puts `enqueue` (Seat& -> Status) on the stream of a device that has joined, watched.
   template <typename Enqueue>
   Status Run(int ordinal, Stream stream, std::uint64_t site, bool is_first,
-             const Enqueue& enqueue) {
+             const RecordedCall& recorded, const Enqueue& enqueue) {
     Seat& seat = SeatOf(ordinal);
     const std::lock_guard<std::mutex> lock(seat.mutex);
     Status status = Failure();
@@ -93,7 +108,7 @@ class Clique {
       return status;
     }
     seat.num_calls.fetch_add(1, std::memory_order_relaxed);
-    const std::size_t slot = seat.watch.Begin(libraries(), stream, site, is_first);
+    const std::size_t slot = seat.watch.Begin(libraries(), stream, site, is_first, recorded);
     status = enqueue(seat);
     seat.watch.End(libraries(), stream, slot);
     if (status.ok()) {
@@ -103,6 +118,9 @@ class Clique {
       status.message = surroundings_.site_text(site) + ": " + status.message;
       Fail(status);
       return Failure();  // the first cause
+    }
+    if (!is_ready()) {
+      recorded.Fail();  // too late for Close
     }
     return {};
   }
@@ -116,8 +134,9 @@ class Clique {
   /// Every call fails from now on, with the first cause; what is under way is for TryAbort.
   /// `is_orderly`: programs that have made their calls are well.
   void Fail(const Status& cause, bool is_orderly = false);
-  /// Of a group that has failed, on a thread of the engine's: ends what is under way on those
-  /// devices where nobody is inside NCCL. Returns whether all is ended. May wait for the devices.
+  /// Of a group that has failed, on a thread of the engine's: notes which calls have, and ends what
+  /// is under way on those devices where nobody is inside NCCL. Returns whether all is ended. May
+  /// wait for the devices.
   bool TryAbort();
   /// Whether the caller is the first to ask, once the group has failed: who is, is to abort it.
   [[nodiscard]] bool ClaimsAbort() {
@@ -142,20 +161,25 @@ class Clique {
   Status ConnectLocal(const NcclId& id, std::int64_t timeout_ns);
   [[nodiscard]] Status CheckWait(std::int64_t begun_ns, std::int64_t timeout_ns) const;
   void GiveUp();
+  void CloseCalls();
   Status MakeTools();
   Status BeginCommunicators(const NcclId& id);
   /// Waits until NCCL has done what it was called for on all seats.
   Status AwaitNccl(std::int64_t timeout_ns) const;
   /// A first call, of some bytes: NCCL connects the ranks and allocates then.
   Status WarmUp(std::int64_t timeout_ns);
+  /// Where peer memory can be used; the side streams are idle.
+  Status ConnectPeers(std::int64_t timeout_ns);
   [[nodiscard]] std::string MissingText() const;
   [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
 
   const Surroundings surroundings_;
   const std::vector<std::int64_t> devices_;
   const std::int64_t generation_;
+  const std::uint64_t group_id_;
   std::vector<std::unique_ptr<Seat>> seats_;  // by ordinal
   FailureFlag flag_;
+  PeerMemory peers_;
 
   std::atomic<State> state_{State::kWaiting};
   std::atomic<bool> is_ended_{false};

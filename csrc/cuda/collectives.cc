@@ -35,6 +35,9 @@ Status Receive(const Libraries& libraries, const Seat& seat, Stream stream, void
 Status AllReduce::Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
                           std::span<const void* const> operands,
                           std::span<void* const> results) const {
+  if (over_peers_) {
+    return SumOverPeers(libraries, seat, stream, operands, results);
+  }
   return seat.comm.InGroup(libraries, [&] {
     for (std::size_t i = 0; i < leaves_.size(); ++i) {
       const Leaf& leaf = leaves_[i];
@@ -52,6 +55,26 @@ Status AllReduce::Enqueue(const Libraries& libraries, const Seat& seat, Stream s
     }
     return Status{};
   });
+}
+
+Status AllReduce::SumOverPeers(const Libraries& libraries, const Seat& seat, Stream stream,
+                               std::span<const void* const> operands,
+                               std::span<void* const> results) const {
+  if (seat.peers == nullptr) {
+    return Internal("a sum over peer memory in a group without");
+  }
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    const Leaf& leaf = leaves_[i];
+    if (leaf.count == 0) {
+      continue;
+    }
+    Status status = seat.peers->Sum(libraries, stream, leaf.reduction.type, operands[i], results[i],
+                                    leaf.count * leaf.reduction.parts);
+    if (!status.ok()) {
+      return status;
+    }
+  }
+  return {};
 }
 
 Status OneToOne::Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,

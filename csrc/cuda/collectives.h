@@ -19,7 +19,8 @@ Status Send(const Libraries& libraries, const Seat& seat, Stream stream, const v
 Status Receive(const Libraries& libraries, const Seat& seat, Stream stream, void* data,
                std::size_t bytes, std::size_t from);
 
-/// All leaves of a tree, in one group; results may alias operands.
+/// All leaves of a tree, in one group; results may alias operands. `over_peers`: small sums in the
+/// order of the ranks, which the caller has found to be possible (Engine::PeerProblem, Fits).
 class AllReduce final : public Operation {
  public:
   struct Leaf {
@@ -28,7 +29,8 @@ class AllReduce final : public Operation {
     std::size_t bytes;
   };
 
-  explicit AllReduce(std::vector<Leaf> leaves) : leaves_(std::move(leaves)) {}
+  explicit AllReduce(std::vector<Leaf> leaves, bool over_peers = false)
+      : leaves_(std::move(leaves)), over_peers_(over_peers) {}
 
   [[nodiscard]] std::size_t num_operands() const override { return leaves_.size(); }
   [[nodiscard]] std::size_t num_results() const override { return leaves_.size(); }
@@ -39,7 +41,11 @@ class AllReduce final : public Operation {
                  std::span<void* const> results) const override;
 
  private:
+  Status SumOverPeers(const Libraries& libraries, const Seat& seat, Stream stream,
+                      std::span<const void* const> operands, std::span<void* const> results) const;
+
   const std::vector<Leaf> leaves_;
+  const bool over_peers_;
 };
 
 /// What the calls with one operand and one result share.

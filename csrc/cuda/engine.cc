@@ -62,7 +62,8 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
     const Surroundings surroundings{.libraries = &libraries_,
                                     .exchange_id = &Engine::ExchangeId,
                                     .site_text = &Engine::SiteText,
-                                    .traps = traps_.load()};
+                                    .traps = traps_.load(),
+                                    .peer_image = peer_image_.load()};
     clique = std::make_shared<Clique>(surroundings, devices, devices_, generation_.load());
   }
   if (!is_watched_) {
@@ -70,6 +71,23 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
     StartThread([this] { Watch(); });
   }
   return clique;
+}
+
+std::string Engine::PeerProblem(const std::vector<std::int64_t>& devices) {
+  if (peer_image_.load() == nullptr) {
+    return "there are no kernels for it (built without nvcc, or JAXCOLL_CUDA_PEERS=0)";
+  }
+  std::vector<int> ordinals;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Clique::LocalDevice& device : devices_) {
+      if (std::find(devices.begin(), devices.end(), device.id) != devices.end()) {
+        ordinals.push_back(device.ordinal);
+      }
+    }
+  }
+  return ordinals.size() < devices.size() ? "the group is in several processes"
+                                          : PeerMemory::Problem(libraries_, ordinals);
 }
 
 void Engine::Reset() {

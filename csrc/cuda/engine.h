@@ -52,6 +52,10 @@ class Engine {
   void SetCompileTimeout(std::int64_t timeout_ns) { compile_timeout_ns_.store(timeout_ns); }
   /// Whether programs fail on the device whose calls were aborted; of groups that are made later.
   void SetTraps(bool traps) { traps_.store(traps); }
+  /// The kernels over peer memory, or null: none; of groups that are made later.
+  void SetPeerImage(const void* image) { peer_image_.store(image); }
+  /// Why small sums of these devices, global ids, are not done over peer memory; or nothing.
+  [[nodiscard]] std::string PeerProblem(const std::vector<std::int64_t>& devices);
   [[nodiscard]] Limits limits() const;
 
   /// CUDA's numbers of the local devices in some groups of global ids.
@@ -94,6 +98,7 @@ class Engine {
   std::atomic<std::int64_t> compile_timeout_ns_{0};
   std::atomic<std::int64_t> generation_{0};
   std::atomic<bool> traps_{true};
+  std::atomic<const void*> peer_image_{nullptr};
   std::atomic<std::uint64_t> num_calls_{0};
 
   std::mutex mutex_;  // guards the following

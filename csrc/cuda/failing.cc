@@ -31,13 +31,14 @@ Status OfDriver(const char* function, int error) {
 
 Status FailureFlag::Create(const Libraries& libraries) {
   void* memory = nullptr;
-  if (const int error = libraries.runtime.host_alloc(&memory, sizeof(*word_),
+  if (const int error = libraries.runtime.host_alloc(&memory, 2 * sizeof(*words_),
                                                      kHostAllocPortable | kHostAllocMapped);
       error != kCudaSuccess) {
     return libraries.OfRuntime("cudaHostAlloc", error);
   }
-  word_ = static_cast<std::uint32_t*>(memory);
-  std::atomic_ref(*word_).store(0);
+  words_ = static_cast<std::uint32_t*>(memory);
+  std::atomic_ref(words_[0]).store(0);
+  std::atomic_ref(words_[1]).store(0);
   return {};
 }
 

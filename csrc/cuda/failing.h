@@ -7,7 +7,8 @@
 // more.
 #pragma once
 
-#include <atomic>   // std::atomic
+#include <atomic>   // std::atomic_ref
+#include <cstddef>  // std::size_t
 #include <cstdint>  // std::uint32_t
 
 #include "core/status.h"
@@ -19,15 +20,20 @@ namespace jaxcoll::cuda {
 class FailureFlag {
  public:
   Status Create(const Libraries& libraries);
-  void Raise() const {
-    if (word_ != nullptr) {
-      std::atomic_ref(*word_).store(1);
-    }
-  }
-  [[nodiscard]] std::uint32_t* word() const { return word_; }
+  void Raise() const { Set(0); }
+  [[nodiscard]] std::uint32_t* word() const { return words_; }
+  /// Has our own kernels end that wait for other ranks: what they compute is lost.
+  void End() const { Set(1); }
+  [[nodiscard]] const std::uint32_t* ended() const { return words_ + 1; }
 
  private:
-  std::uint32_t* word_ = nullptr;  // never freed: a kernel may read it
+  void Set(std::size_t word) const {
+    if (words_ != nullptr) {
+      std::atomic_ref(words_[word]).store(1);
+    }
+  }
+
+  std::uint32_t* words_ = nullptr;  // never freed: a kernel may read them
 };
 
 /// Of a device.

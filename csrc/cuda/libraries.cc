@@ -73,6 +73,8 @@ std::string FindRuntime(const std::vector<std::string>& paths, Runtime& runtime)
   library.Find("cudaMemsetAsync", runtime.memset_async);
   library.Find("cudaThreadExchangeStreamCaptureMode", runtime.thread_exchange_capture_mode);
   library.Find("cudaHostAlloc", runtime.host_alloc);
+  library.Find("cudaDeviceCanAccessPeer", runtime.device_can_access_peer);
+  library.Find("cudaDeviceEnablePeerAccess", runtime.device_enable_peer_access);
   return library.problem();
 }
 

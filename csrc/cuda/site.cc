@@ -53,7 +53,16 @@ Status Site::Enter(Place& place, int ordinal) {
     if (first_call == nullptr) {
       first_call = std::make_shared<FirstCall>(engine_.LocalOf({group}));
     }
-    place = {.clique = clique, .start = start_, .first_call = first_call, .generation = generation};
+    place = {.clique = clique,
+             .start = start_,
+             .first_call = first_call,
+             .generation = generation,
+             .recorded = {.device = id,
+                          .site = id_,
+                          .group = clique->group_id(),
+                          .rank = static_cast<std::int64_t>(clique->SeatOf(ordinal).rank),
+                          .iteration = -1},
+             .occurrences = &clique->OccurrencesOf(ordinal, id_)};
     return {};
   }
   return Internal("CUDA device " + std::to_string(ordinal) + " (id " + std::to_string(id) +
@@ -98,6 +107,15 @@ Status Site::Start(Place& place, int ordinal, const Status& prepared) {
   return status;
 }
 
+RecordedCall Site::Record(Place& place, std::int64_t run) {
+  RecordedStart& start = place.recorded;
+  start.iteration = start.iteration >= 0 && start.run == run ? start.iteration + 1 : 0;
+  start.run = run;
+  start.execution =
+      place.clique->Execution(place.occurrences->fetch_add(1, std::memory_order_relaxed) + 1);
+  return RecordedCall(start);
+}
+
 template <typename Call>
 Status Site::RunFirst(Place& place, int ordinal, const Call& call) {
   Clique& clique = *place.clique;
@@ -121,8 +139,8 @@ Status Site::RunFirst(Place& place, int ordinal, const Call& call) {
   return clique.Failure();  // the first cause
 }
 
-Status Site::Execute(int ordinal, Stream stream, std::span<const Operand> operands,
-                     std::span<const Result> results) {
+Status Site::Execute(int ordinal, Stream stream, std::int64_t run,
+                     std::span<const Operand> operands, std::span<const Result> results) {
   if (ordinal < 0 || ordinal >= kMaxOrdinals ||
       !places_[static_cast<std::size_t>(ordinal)].is_ready) {
     return Internal("CUDA device " + std::to_string(ordinal) + " was not initialized");
@@ -157,13 +175,18 @@ Status Site::Execute(int ordinal, Stream stream, std::span<const Operand> operan
   engine_.CountCall();
   Place& place = places_[static_cast<std::size_t>(ordinal)];
   const bool is_first = !place.first_call->after.is_done();
+  const RecordedCall recorded = Record(place, run);
   const auto call = [&] {
-    return place.clique->Run(ordinal, stream, id_, is_first, [&](const Seat& seat) {
+    return place.clique->Run(ordinal, stream, id_, is_first, recorded, [&](const Seat& seat) {
       return operation_->Enqueue(libraries, seat, stream, {from.data(), operands.size()},
                                  {to.data(), results.size()});
     });
   };
-  return is_first ? RunFirst(place, ordinal, call) : call();
+  Status status = is_first ? RunFirst(place, ordinal, call) : call();
+  if (!status.ok()) {
+    recorded.Fail();
+  }
+  return status;
 }
 
 }  // namespace jaxcoll::cuda

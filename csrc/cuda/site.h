@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>    // std::array
+#include <atomic>   // std::atomic
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t, std::uint64_t
 #include <map>      // std::map
@@ -16,6 +17,7 @@
 #include "cuda/engine.h"
 #include "cuda/local_meeting.h"
 #include "cuda/operation.h"
+#include "cuda/recording.h"
 
 namespace jaxcoll::cuda {
 
@@ -42,8 +44,8 @@ class Site {
   Status Initialize(int ordinal, Stream stream);
 
   /// Puts the call on the device's stream. The first time the local devices of the group begin
-  /// together, and go on together: NCCL connects and allocates then.
-  Status Execute(int ordinal, Stream stream, std::span<const Operand> operands,
+  /// together, and go on together: NCCL connects and allocates then. `run`: of the program.
+  Status Execute(int ordinal, Stream stream, std::int64_t run, std::span<const Operand> operands,
                  std::span<const Result> results);
 
  private:
@@ -59,6 +61,8 @@ class Site {
     std::shared_ptr<LocalMeeting> start;  // of all local devices
     std::shared_ptr<FirstCall> first_call;
     std::int64_t generation = -1;
+    RecordedStart recorded;  // what the last call began with
+    std::atomic<std::int64_t>* occurrences = nullptr;
     bool is_prepared = false;
     bool is_ready = false;  // all others are, too
   };
@@ -66,6 +70,7 @@ class Site {
   Status Enter(Place& place, int ordinal);
   Status Prepare(Place& place, int ordinal);
   Status Start(Place& place, int ordinal, const Status& prepared);
+  [[nodiscard]] static RecordedCall Record(Place& place, std::int64_t run);
   /// Runs `call` (-> Status) between meetings.
   template <typename Call>
   Status RunFirst(Place& place, int ordinal, const Call& call);

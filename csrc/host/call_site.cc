@@ -5,6 +5,7 @@
 #include <utility>    // std::move
 
 #include "core/clock.h"
+#include "core/group_id.h"
 #include "host/diagnosis.h"
 #include "host/recorder.h"
 #include "host/watchdog.h"
@@ -64,18 +65,6 @@ std::unique_ptr<Membership> MakeMembership(const Placement& placement, std::size
   const std::shared_ptr<Session> session = placement.job->session();
   return std::make_unique<Membership>(SeatsOf(*session, placement.processes[group]),
                                       session->seat());
-}
-
-// FNV-1a over the devices in rank order.
-std::uint64_t GroupId(const std::vector<std::int64_t>& devices) {
-  std::uint64_t hash = 0xcbf2'9ce4'8422'2325;
-  for (const std::int64_t device : devices) {
-    for (int byte = 0; byte < 8; ++byte) {
-      hash ^= static_cast<std::uint64_t>(device) >> (8 * byte) & 0xff;
-      hash *= 0x100'0000'01b3;
-    }
-  }
-  return hash;
 }
 
 }  // namespace

@@ -41,6 +41,12 @@ Recorder::Entry& Recorder::Begin(std::int64_t device, const CallStart& start) {
   return entry;
 }
 
+Recorder::Entry* Recorder::Find(std::int64_t device, std::uint64_t sequence) {
+  BlackBox::Ring& ring = RingOf(static_cast<std::size_t>(DeviceInRecords(device)));
+  Entry& entry = ring.entries[(sequence - 1) % kCapacity];
+  return entry.sequence.load(std::memory_order_relaxed) == sequence ? &entry : nullptr;
+}
+
 std::uint64_t Recorder::num_calls() const {
   const BlackBox& box = BlackBox::Get();
   std::uint64_t calls = 0;

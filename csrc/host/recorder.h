@@ -59,6 +59,9 @@ class Recorder {
   /// valid for ever; kCapacity calls later it holds another call.
   Entry& Begin(std::int64_t device, const CallStart& start);
 
+  /// The entry of that sequence, or null where it holds another call by now.
+  Entry* Find(std::int64_t device, std::uint64_t sequence);
+
   /// Calls begun so far by all devices.
   [[nodiscard]] std::uint64_t num_calls() const;
 

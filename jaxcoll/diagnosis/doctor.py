@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxcoll.diagnosis import black_box, errors
-from jaxcoll.diagnosis.records import Call, Dumps, Place, late, read
+from jaxcoll.diagnosis.records import OVER_NCCL, OVER_PEERS, Call, Dumps, Place, late, read
 
 # Exit status by finding, the most serious first; FAILED: an error that no other explains.
 GONE, MISMATCH, BEHIND, SLOW, FAILED = 3, 4, 5, 6, 7
@@ -363,10 +363,14 @@ def _call_text(dumps: Dumps, call: Call) -> str:
 
 
 def _whole(dumps: Dumps) -> dict[tuple[int, ...], list[Call]]:
-    """Returns the calls of which all ranks are known."""
+    """Returns the calls of which all ranks are known, and when their devices came to them.
+
+    That is not known of those on GPUs: they stand in the records from when they are put on a
+    stream, which may be long before.
+    """
     met: dict[tuple[int, ...], list[Call]] = collections.defaultdict(list)
     for call in dumps.calls:
-        if not call.is_open:
+        if not call.is_open and dumps.site(call.site).get("path") not in (OVER_NCCL, OVER_PEERS):
             met[call.key].append(call)
     sizes = {key: dumps.site(calls[0].site).get("ranks", 0) for key, calls in met.items()}
     return {key: calls for key, calls in met.items() if len(calls) == sizes[key] > 1}

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jaxcoll import _native
+from jaxcoll import _cuda, _native
 from jaxcoll._config import logger
 from jaxcoll.diagnosis import black_box, stacks
 from jaxcoll.diagnosis.black_box import CALL, BlackBox
@@ -195,7 +195,7 @@ def _reason(box: BlackBox) -> str:
     has_ended = calls["moved"] > 0
     failed_at = calls["resumed"][~has_ended].max(initial=0)
     has_gone_on = (calls["arrived"][has_ended] > failed_at).any()
-    return "" if has_gone_on else (core.failures(0) or [""])[-1]
+    return "" if has_gone_on else (core.failures(0) or _cuda.failures() or [""])[-1]
 
 
 def _has_dumped(where: Path, process: int, reason: str) -> bool:

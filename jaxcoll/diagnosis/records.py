@@ -12,6 +12,9 @@ from jaxcoll.diagnosis.dumps import FORMAT
 
 # As csrc/host/exchange.h, Exchange::Execution, and csrc/host/meeting.cc, FirstExecution.
 _OCCURRENCE_BITS = 40
+# The paths of calls on GPUs, as their sites have them.
+OVER_NCCL = "native, over NCCL"
+OVER_PEERS = "native, over peer memory"
 # Calls come together if what is before them is so many times longer than what is between them.
 _TOGETHER = 4
 
@@ -218,7 +221,7 @@ def _calls(dump: Mapping[str, Any], offset: int) -> Iterator[Call]:
 
 
 def _hash(devices: Iterable[int]) -> int:
-    """As csrc/host/call_site.cc, GroupId: FNV-1a."""
+    """As csrc/core/group_id.h: FNV-1a."""
     value = 0xCBF29CE484222325
     for device in devices:
         for byte in device.to_bytes(8, "little", signed=True):

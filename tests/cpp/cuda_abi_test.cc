@@ -54,6 +54,10 @@ static_assert(kCallable<decltype(Runtime::memcpy_async),
 static_assert(
     kCallable<decltype(Runtime::memset_async), cudaError_t (*)(void*, int, size_t, cudaStream_t)>);
 static_assert(kCallable<decltype(Runtime::host_alloc), cudaError_t (*)(void**, size_t, unsigned)>);
+static_assert(
+    kCallable<decltype(Runtime::device_can_access_peer), cudaError_t (*)(int*, int, int)>);
+static_assert(
+    kCallable<decltype(Runtime::device_enable_peer_access), cudaError_t (*)(int, unsigned)>);
 SAME(Driver::module_load_data, cuModuleLoadData);
 SAME(Driver::module_get_function, cuModuleGetFunction);
 SAME(Driver::launch_kernel, cuLaunchKernel);
@@ -63,6 +67,7 @@ static_assert(kCallable<decltype(Runtime::thread_exchange_capture_mode),
 EQUAL(kCaptureModeRelaxed, cudaStreamCaptureModeRelaxed);
 EQUAL(kHostAllocPortable, cudaHostAllocPortable);
 EQUAL(kHostAllocMapped, cudaHostAllocMapped);
+EQUAL(kCudaErrorPeerAccessAlreadyEnabled, cudaErrorPeerAccessAlreadyEnabled);
 EQUAL(kCudaSuccess, cudaSuccess);
 EQUAL(kCudaErrorNotReady, cudaErrorNotReady);
 EQUAL(kEventDisableTiming, cudaEventDisableTiming);

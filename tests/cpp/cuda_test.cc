@@ -19,13 +19,19 @@
 #include <utility>     // std::move
 #include <vector>      // std::vector
 
+#include "core/group_id.h"
 #include "cuda/collectives.h"
 #include "cuda/engine.h"
 #include "cuda/libraries.h"
+#include "cuda/peer_call.h"
+#include "cuda/peer_memory.h"
+#include "cuda/recording.h"
 #include "cuda/reductions.h"
 #include "cuda/ring.h"
 #include "cuda/ring_matmul.h"
 #include "cuda/site.h"
+#include "host/recorder.h"
+#include "host/recorder_door.h"
 #include "testing.h"
 
 namespace jaxcoll::testing {
@@ -36,6 +42,7 @@ using namespace jaxcoll::cuda;
 constexpr std::int64_t kFirstId = 40;  // global ids and CUDA's numbers differ
 constexpr int kMostRanks = 5;
 constexpr std::int64_t kLong = 20'000'000'000;
+constexpr std::int64_t kRun = 3;
 
 LibraryPaths FakePaths() {
   return {.runtime = {FAKE_CUDA}, .driver = {FAKE_CUDA}, .nccl = {FAKE_CUDA}, .blas = {FAKE_CUDA}};
@@ -50,6 +57,10 @@ std::vector<std::int64_t> Devices(std::size_t count) {
 Engine& OpenEngine() {
   Engine& engine = Engine::Get();
   if (engine.libraries().nccl_version == 0) {
+    SetRecorder({.begin = &RecordBegin,
+                 .end = &RecordEnd,
+                 .write_last_call = &WriteLastCall,
+                 .write_dump_text = &WriteDumpText});
     const Status status = engine.Open(FakePaths());
     if (!status.ok()) {
       std::printf("%s\n", status.message.c_str());
@@ -132,7 +143,7 @@ void Run(Context& context, std::unique_ptr<Operation> operation,
                }
                const std::array in{In(operands[static_cast<std::size_t>(rank)])};
                const std::array out{Out(results[static_cast<std::size_t>(rank)])};
-               return site->Execute(rank, nullptr, in, out);
+               return site->Execute(rank, nullptr, kRun, in, out);
              }));
 }
 
@@ -232,7 +243,7 @@ void TreesAreReducedInPlaceInOneGroup(Context& context) {
                  const auto at = static_cast<std::size_t>(rank);
                  const std::array in{In(ints[at]), In(none), In(floats[at])};
                  const std::array out{Out(ints[at]), Out(none), Out(floats[at])};
-                 return site->Execute(rank, nullptr, in, out);
+                 return site->Execute(rank, nullptr, kRun, in, out);
                }));
     const std::string log = TakeLog();
     context.Expect(Lines(log, "all_reduce") == 2 * p && Lines(log, "type 7 op 0 grouped") == p,
@@ -420,7 +431,7 @@ void MultiplyInRing(Context& context, const RingShape& shape) {
                  const std::array in{In(x), In(w)};
                  const std::array out{Out(ys[at]), Out(slots), Out(workspace)};
                  if (status.ok()) {
-                   status = site->Execute(rank, streams[at], in, out);
+                   status = site->Execute(rank, streams[at], kRun, in, out);
                  }
                  // The buffers go: as what XLA puts on its stream next, after the whole call.
                  const int error = runtime.stream_synchronize(streams[at]);
@@ -600,14 +611,15 @@ void DevicesStartTogether(Context& context) {
                }
                std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 100 : 0));
                ++stages.num_calling;
-               status = site.Execute(rank, nullptr, {}, {});
+               status = site.Execute(rank, nullptr, kRun, {}, {});
                called.at(at) = stages.num_called;
                return status;
              }));
   context.Expect(prepared == std::array{3, 3, 3}, "one begins before all are prepared");
   context.Expect(stages.fewest_calling == 2, "one calls before the others of its group have come");
   context.Expect(called == std::array{0, 2, 2}, "one goes on before the others have called");
-  AllSucceed(context, {site.Initialize(2, nullptr), site.Execute(2, nullptr, {}, {})});  // alone
+  AllSucceed(context,
+             {site.Initialize(2, nullptr), site.Execute(2, nullptr, kRun, {}, {})});  // alone
 }
 
 void OneThatIsNotPreparedFailsAll(Context& context) {
@@ -650,7 +662,7 @@ void OneThatDoesNotCallAtFirstIsNamed(Context& context) {
   const auto site = SiteOf(std::make_unique<Staged>(stages), 3);
   AllSucceed(context, OnRanks(3, [&](int rank) { return site->Initialize(rank, nullptr); }));
   engine.SetTimeout(100'000'000);
-  const auto call = [&](int rank) { return site->Execute(rank, nullptr, {}, {}); };
+  const auto call = [&](int rank) { return site->Execute(rank, nullptr, kRun, {}, {}); };
   const std::string text =
       "site 7: waited 0.1 s for rank 2 (device 42); arrived: 0 (device 40), 1 (device 41)";
   ExpectInAll(context, OnRanks(2, call), text);
@@ -666,7 +678,7 @@ void OneThatDoesNotCallIsNamed(Context& context) {
   const auto call = [&](int rank) {
     const std::array in{In(from[static_cast<std::size_t>(rank)])};
     const std::array out{Out(to[static_cast<std::size_t>(rank)])};
-    return site->Execute(rank, nullptr, in, out);
+    return site->Execute(rank, nullptr, kRun, in, out);
   };
   const auto run = [&](int rank) {
     Status status = site->Initialize(rank, nullptr);
@@ -714,7 +726,7 @@ void NobodyGoesOnWithGarbage(Context& context) {
       const std::array in{In(from[at])};
       const std::array out{Out(to[at])};
       Status status = site->Initialize(rank, stream);
-      status = status.ok() ? site->Execute(rank, stream, in, out) : status;
+      status = status.ok() ? site->Execute(rank, stream, kRun, in, out) : status;
       errors.at(at) = runtime.stream_synchronize(stream);
       return status;
     };
@@ -749,7 +761,7 @@ struct Pair {
     const auto at = static_cast<std::size_t>(rank);
     const std::array in{In(from[at])};
     const std::array out{Out(to[at])};
-    return site->Execute(rank, nullptr, in, out);
+    return site->Execute(rank, nullptr, kRun, in, out);
   }
   NcclComm CommOf(int ordinal) { return clique->SeatOf(ordinal).comm.handle(); }
 
@@ -855,7 +867,7 @@ void FirstRunsAreWaitedForAsCompilationsAre(Context& context) {
                std::this_thread::sleep_for(linger);
                const std::array in{In(from[at])};
                const std::array out{Out(to[at])};
-               return status.ok() ? site->Execute(rank, nullptr, in, out) : status;
+               return status.ok() ? site->Execute(rank, nullptr, kRun, in, out) : status;
              }));
   // As where another process compiles still: the first call of another site.
   const auto second = SiteOf(SmallGather(2), 2);
@@ -869,7 +881,7 @@ void FirstRunsAreWaitedForAsCompilationsAre(Context& context) {
                         const auto at = static_cast<std::size_t>(rank);
                         const std::array in{In(from[at])};
                         const std::array out{Out(to[at])};
-                        return second->Execute(rank, nullptr, in, out);
+                        return second->Execute(rank, nullptr, kRun, in, out);
                       }),
               "site 7: waited 0.5");
   context.Expect(std::chrono::steady_clock::now() - begun >= std::chrono::milliseconds(500),
@@ -926,6 +938,237 @@ void ErrorsOfNcclAreNoticed(Context& context) {
   ExpectInAll(context, {clique->Failure()}, "devices 40, 41, rank 1: communication: fake NCCL");
 }
 
+// ---- Peer memory --------------------------------------------------------------------------------
+
+/// A tree of two leaves, of so many numbers each, summed over peer memory.
+std::unique_ptr<Operation> PeerSumOf(std::size_t count) {
+  const Reduction ints{.type = NcclType::kI32, .op = NcclOp::kSum, .parts = 1};
+  const Reduction complex{.type = NcclType::kF32, .op = NcclOp::kSum, .parts = 2};
+  return std::make_unique<AllReduce>(
+      std::vector<AllReduce::Leaf>{{.reduction = ints, .count = count, .bytes = 4 * count},
+                                   {.reduction = complex, .count = count, .bytes = 8 * count}},
+      /*over_peers=*/true);
+}
+
+/// What turns kernels on until its end.
+struct WithPeers {
+  explicit WithPeers(Engine& of) : engine(of) { engine.SetPeerImage("an image"); }
+  WithPeers(const WithPeers&) = delete;
+  WithPeers& operator=(const WithPeers&) = delete;
+  ~WithPeers() {
+    engine.SetPeerImage(nullptr);
+    engine.Reset();
+  }
+  Engine& engine;
+};
+
+void SmallSumsGoOverPeerMemory(Context& context) {
+  Engine& engine = OpenEngine();
+  const WithPeers peers(engine);
+  const Runtime& runtime = engine.libraries().runtime;
+  for (const std::size_t p : {2U, 3U, 5U}) {
+    for (const std::size_t count : {3U, 20'000U}) {
+      const auto site = SiteOf(PeerSumOf(count), p);
+      std::vector<Ints> ints = Values(p, count);
+      const std::vector<Ints> before = ints;
+      std::vector<std::vector<float>> floats(p, std::vector<float>(2 * count, 0.5F));
+      AllSucceed(context, OnRanks(p, [&](int rank) { return site->Initialize(rank, nullptr); }));
+      TakeLog();
+      constexpr int kCalls = 3;  // each on a stream of its own
+      AllSucceed(context, OnRanks(p, [&](int rank) {
+                   const auto at = static_cast<std::size_t>(rank);
+                   Status status;
+                   Stream stream = nullptr;
+                   for (int call = 0; call < kCalls && status.ok(); ++call) {
+                     runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
+                     const std::array in{In(ints[at]), In(floats[at])};
+                     const std::array out{Out(ints[at]), Out(floats[at])};
+                     status = site->Execute(rank, stream, kRun, in, out);
+                   }
+                   runtime.stream_synchronize(stream);
+                   return status;
+                 }));
+      const std::string log = TakeLog();
+      const std::string way = count == 3 ? "one" : "two";
+      context.Expect(Lines(log, "kernel jaxcoll_" + way + "_shot_i32") == kCalls * p &&
+                         Lines(log, "kernel jaxcoll_" + way + "_shot_f32") == kCalls * p &&
+                         Lines(log, "all_reduce") == 0,
+                     log);
+      const auto times = static_cast<std::int32_t>(p * p);  // by the second and third call
+      for (std::size_t i = 0; i < count; ++i) {
+        std::int32_t total = 0;
+        for (const Ints& of_rank : before) {
+          total += of_rank[i];
+        }
+        for (std::size_t rank = 0; rank < p; ++rank) {
+          context.Expect(ints[rank][i] == total * times, "a sum");
+          context.Expect(
+              floats[rank][2 * i + 1] == 0.5F * static_cast<float>(p) * static_cast<float>(times),
+              "an imaginary part");
+        }
+      }
+    }
+  }
+}
+
+void PeerMemoryIsUsedWhereItIsReached(Context& context) {
+  Engine& engine = OpenEngine();
+  const auto problem = [&](const std::vector<std::int64_t>& devices) {
+    return engine.PeerProblem(devices);
+  };
+  context.Expect(problem(Devices(2)).starts_with("there are no kernels for it"),
+                 problem(Devices(2)));
+  const WithPeers peers(engine);
+  context.Expect(problem(Devices(2)).empty(), problem(Devices(2)));
+  context.Expect(problem({kFirstId, 99}) == "the group is in several processes",
+                 problem({kFirstId, 99}));
+  const auto set_far = OfFake<void (*)(int)>("fake_cuda_set_far_device");
+  set_far(2);
+  context.Expect(problem(Devices(2)).empty(), problem(Devices(2)));
+  context.Expect(problem(Devices(3)) == "device 0 can't read the memory of device 2",
+                 problem(Devices(3)));
+  const auto site = SiteOf(SmallGather(3), 3);
+  AllSucceed(context, OnRanks(3, [&](int rank) { return site->Initialize(rank, nullptr); }));
+  context.Expect(engine.Find(Devices(3))->SeatOf(0).peers == nullptr, "NCCL does it all there");
+  set_far(-1);
+  context.Expect(PeerSeat::Fits(NcclType::kF16, kPeerSlotBytes / 2) &&
+                     !PeerSeat::Fits(NcclType::kF16, kPeerSlotBytes / 2 + 1),
+                 "what fits");
+}
+
+/// CUDA can say so where it is not so.
+void PeerMemoryIsProbed(Context& context) {
+  Engine& engine = OpenEngine();
+  const WithPeers peers(engine);
+  engine.SetTimeout(300'000'000);
+  const auto breaks = OfFake<void (*)(bool)>("fake_cuda_break_peers");
+  breaks(true);
+  const auto site = SiteOf(SmallGather(2), 2);
+  const auto begun = std::chrono::steady_clock::now();
+  ExpectInAll(context, OnRanks(2, [&](int rank) { return site->Initialize(rank, nullptr); }),
+              "devices 40, 41: the probe of peer memory has not ended (JAXCOLL_CUDA_PEERS=0");
+  context.Expect(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5),
+                 "it takes too long");
+  breaks(false);
+}
+
+void WhoDoesNotComeToASumOverPeersIsNamed(Context& context) {
+  Engine& engine = OpenEngine();
+  const WithPeers peers(engine);
+  const Runtime& runtime = engine.libraries().runtime;
+  const auto site = SiteOf(PeerSumOf(4), 3);
+  std::vector<Ints> ints(3, Ints(4, 1));
+  std::vector<std::vector<float>> floats(3, std::vector<float>(8));
+  std::array<int, 3> errors{};
+  const auto run = [&](int rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    Stream stream = nullptr;
+    runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
+    const std::array in{In(ints[at]), In(floats[at])};
+    const std::array out{Out(ints[at]), Out(floats[at])};
+    Status status = site->Initialize(rank, stream);
+    status = status.ok() ? site->Execute(rank, stream, kRun, in, out) : status;
+    errors.at(at) = runtime.stream_synchronize(stream);
+    return status;
+  };
+  AllSucceed(context, OnRanks(3, run));
+  engine.SetTimeout(200'000'000);
+  const auto begun = std::chrono::steady_clock::now();
+  AllSucceed(context, OnRanks(2, run));  // which are on the stream by then
+  context.Expect(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5),
+                 "the kernels wait for ever");
+  context.Expect(errors[0] != 0 && errors[1] != 0, "what waits for the streams gets an error");
+  ExpectInAll(context, {engine.Find(Devices(3))->Failure()},
+              " s for rank 2 (device 42); arrived: 0 (device 40), 1 (device 41)");
+}
+
+// ---- The flight recorder ------------------------------------------------------------------------
+
+std::int64_t At(const CallRecord& record, Moment moment) {
+  return record.moments_ns.at(static_cast<std::size_t>(moment));
+}
+
+/// The latest call of each of the first devices, when all of them have gone on from it.
+std::vector<CallRecord> LatestEnded(std::size_t count) {
+  std::vector<CallRecord> latest(count);
+  bool have_ended = false;
+  for (int tries = 0; tries < 200 && !have_ended; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    have_ended = true;
+    for (const CallRecord& record : RecordsIn(BlackBox::Get())) {
+      if (record.device < kFirstId + static_cast<std::int64_t>(count)) {
+        latest.at(static_cast<std::size_t>(record.device - kFirstId)) = record;
+      }
+    }
+    for (const CallRecord& record : latest) {
+      have_ended = have_ended && At(record, Moment::kResumed) != 0;
+    }
+  }
+  return latest;
+}
+
+void CallsStandInTheRecorder(Context& context) {
+  OpenEngine();
+  Pair pair;
+  const std::uint64_t before = Recorder::Get().num_calls();
+  for (int i = 0; i < 2; ++i) {
+    AllSucceed(context, OnRanks(2, [&](int rank) { return pair.Call(rank); }));
+  }
+  context.Expect(Recorder::Get().num_calls() == before + 4, "an entry for each call");
+  const std::vector<CallRecord> latest = LatestEnded(2);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    const CallRecord& record = latest.at(rank);
+    context.Expect(record.site == 7 && record.rank == static_cast<std::int64_t>(rank) &&
+                       record.group == GroupId(Devices(2)) && record.run == kRun,
+                   "which call it is");
+    context.Expect(record.iteration == 2, "the third time in a run");
+    context.Expect(record.execution == latest.at(0).execution && record.execution < 0,
+                   "the ranks of a process meet");
+    context.Expect(At(record, Moment::kArrived) > 0 &&
+                       At(record, Moment::kArrived) <= At(record, Moment::kMoved) &&
+                       At(record, Moment::kMoved) <= At(record, Moment::kResumed),
+                   "its moments");
+  }
+}
+
+void WhoFailsStandsInTheRecorderAsFailed(Context& context) {
+  Engine& engine = OpenEngine();
+  Pair pair;
+  AllSucceed(context, OnRanks(2, [&](int rank) { return pair.Call(rank); }));
+  LatestEnded(2);
+  engine.SetTimeout(200'000'000);
+  const Status status = pair.Call(1);
+  ExpectInAll(context, {status}, "\n  rank 0: last call, ended ");
+  ExpectInAll(context, {status}, " ago: a collective of unknown origin (call ");
+  const std::vector<CallRecord> latest = LatestEnded(2);
+  context.Expect(At(latest.at(0), Moment::kMoved) != 0, "what ended before has not failed");
+  context.Expect(At(latest.at(1), Moment::kMoved) == 0, "it has failed");
+  pair.Call(1);
+  const CallRecord refused = LatestEnded(2).at(1);
+  context.Expect(refused.sequence == latest.at(1).sequence + 1 && At(refused, Moment::kMoved) == 0,
+                 "a call of a group that has failed fails at once");
+}
+
+/// What stands there keeps the ranks of several processes apart from those of one.
+void OccurrencesAreCountedForEachSite(Context& context) {
+  Engine& engine = OpenEngine();
+  const auto clique = engine.Find(Devices(2));
+  const std::vector<std::int64_t> with_others{kFirstId, 99};
+  const auto between = engine.Find(with_others);
+  clique->OccurrencesOf(0, 7).fetch_add(2);
+  clique->OccurrencesOf(1, 7).fetch_add(1);
+  context.Expect(clique->OccurrencesOf(0, 7) == 2 && clique->OccurrencesOf(1, 7) == 1 &&
+                     clique->OccurrencesOf(0, 8) == 0,
+                 "by device and site");
+  context.Expect(clique->Execution(1) < 0 && between->Execution(1) > 0, "who meets");
+  context.Expect(clique->Execution(2) == clique->Execution(1) - 1 &&
+                     between->Execution(2) == between->Execution(1) + 1,
+                 "they count");
+  engine.Reset();
+  context.Expect(engine.Find(with_others)->Execution(1) != between->Execution(1),
+                 "after a reset no call meets one from before");
+}
+
 std::atomic<int> num_reports{0};
 
 /// The last test: nothing is watched any more after it.
@@ -953,15 +1196,16 @@ void WhatFailsIsReportedWhateverAbortsTake(Context& context) {
 void WrongBuffersAreRefused(Context& context) {
   OpenEngine();
   const auto site = SiteOf(SmallGather(2), 2);
-  const Status early = site->Execute(0, nullptr, {}, {});
+  const Status early = site->Execute(0, nullptr, kRun, {}, {});
   ExpectInAll(context, {early}, "CUDA device 0 was not initialized");
   AllSucceed(context, OnRanks(2, [&](int rank) { return site->Initialize(rank, nullptr); }));
   Ints one(1);
   Ints three(3);
   const std::array in{In(one)};
   const std::array out{Out(three)};
-  ExpectInAll(context, {site->Execute(0, nullptr, in, out)}, "result 0: expected 8 bytes, got 12");
-  ExpectInAll(context, {site->Execute(0, nullptr, {}, out)}, "wrong number of buffers");
+  ExpectInAll(context, {site->Execute(0, nullptr, kRun, in, out)},
+              "result 0: expected 8 bytes, got 12");
+  ExpectInAll(context, {site->Execute(0, nullptr, kRun, {}, out)}, "wrong number of buffers");
 }
 
 }  // namespace
@@ -995,6 +1239,13 @@ int main(int argc, char** argv) {
           {"MakingCommunicatorsIsInterrupted", MakingCommunicatorsIsInterrupted},
           {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},
           {"WrongBuffersAreRefused", WrongBuffersAreRefused},
+          {"SmallSumsGoOverPeerMemory", SmallSumsGoOverPeerMemory},
+          {"PeerMemoryIsUsedWhereItIsReached", PeerMemoryIsUsedWhereItIsReached},
+          {"PeerMemoryIsProbed", PeerMemoryIsProbed},
+          {"WhoDoesNotComeToASumOverPeersIsNamed", WhoDoesNotComeToASumOverPeersIsNamed},
+          {"CallsStandInTheRecorder", CallsStandInTheRecorder},
+          {"WhoFailsStandsInTheRecorderAsFailed", WhoFailsStandsInTheRecorderAsFailed},
+          {"OccurrencesAreCountedForEachSite", OccurrencesAreCountedForEachSite},
           {"WhatFailsIsReportedWhateverAbortsTake", WhatFailsIsReportedWhateverAbortsTake},
       },
       argc, argv);

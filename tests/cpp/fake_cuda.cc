@@ -25,6 +25,9 @@
 #include <vector>              // std::vector
 
 #include "cuda/abi.h"
+#include "cuda/peer_call.h"
+#include "cuda/peer_numbers.h"
+#include "cuda/peer_sum.h"
 
 // NOLINTBEGIN(readability-identifier-naming): names of others
 using namespace jaxcoll::cuda;
@@ -104,6 +107,14 @@ T* Keep(T* object) {
   const std::lock_guard<std::mutex> lock(mutex);
   objects->emplace_back(object);
   return object;
+}
+
+/// Zeros, aligned as CUDA's memory.
+void* KeepMemory(std::size_t bytes) {
+  constexpr std::size_t kAlignment = 256;
+  auto* const memory = Keep(new std::vector<std::byte>(bytes + kAlignment));
+  const auto address = std::bit_cast<std::uintptr_t>(memory->data());
+  return memory->data() + (kAlignment - address % kAlignment);
 }
 
 void Log(const std::string& line) {
@@ -304,6 +315,8 @@ thread_local std::vector<ncclComm*> entered;  // those that the group is about
 std::atomic<int> nccl_version{22707};
 std::atomic<bool> holds_aborts{false};
 std::atomic<bool> holds_records{false};
+std::atomic<int> far_device{-1};
+std::atomic<bool> breaks_peers{false};
 
 /// Up to seconds.
 void AwaitRelease(const std::atomic<bool>& holds) {
@@ -506,6 +519,12 @@ EXPORT void fake_cuda_set_nccl_version(int version) { nccl_version = version; }
 /// Whether cudaEventRecord waits, as for a stream that is full.
 EXPORT void fake_cuda_hold_records(bool holds) { holds_records = holds; }
 
+/// One device is not reached by the others; < 0: none.
+EXPORT void fake_cuda_set_far_device(int device) { far_device = device; }
+
+/// Whether what rank 0 writes is not seen by the others, nor what they write by it.
+EXPORT void fake_cuda_break_peers(bool breaks) { breaks_peers = breaks; }
+
 /// Whether ncclCommAbort waits, as for a device that is stuck.
 EXPORT void fake_cuda_hold_aborts(bool holds) { holds_aborts = holds; }
 
@@ -540,8 +559,8 @@ EXPORT int cudaStreamQuery(CUstream_st* stream) {
   return stream->work.empty() ? stream->error : kCudaErrorNotReady;
 }
 EXPORT int cudaMalloc(void** data, std::size_t bytes) {
-  *data = Keep(new std::array<std::byte, 64>());
-  return bytes <= 64 ? 0 : kInvalidArgument;
+  *data = KeepMemory(bytes);
+  return 0;
 }
 EXPORT int cudaStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned /*flags*/) {
   std::uint64_t awaited = 0;
@@ -598,30 +617,127 @@ EXPORT int cudaThreadExchangeStreamCaptureMode(int* mode) {
   return *mode == kCaptureModeRelaxed ? 0 : kInvalidArgument;
 }
 EXPORT int cudaHostAlloc(void** data, std::size_t bytes, unsigned /*flags*/) {
-  *data = Keep(new std::array<std::byte, 64>());
-  return bytes <= 64 ? 0 : kInvalidArgument;
+  *data = KeepMemory(bytes);
+  return 0;
+}
+EXPORT int cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = device != far_device && peer != far_device ? 1 : 0;
+  return device == peer ? kInvalidArgument : 0;
+}
+EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  Log("device " + std::to_string(current_device) + " reaches " + std::to_string(peer));
+  return flags == 0 ? kCudaErrorPeerAccessAlreadyEnabled : kInvalidArgument;
 }
 
-// ---- CUDA's driver, with the one kernel that there is -------------------------------------------
+// ---- CUDA's driver, with the kernels that there are ---------------------------------------------
+
+/// A kernel, from a copy of its parameter.
+struct CUfunc_st {
+  int (*run)(const std::byte* parameter, unsigned num_blocks);
+  std::size_t parameter_bytes;
+  unsigned num_threads;
+  std::string name;
+};
+
+namespace {
+
+int RunCheck(const std::byte* parameter, unsigned num_blocks) {
+  std::uint32_t* word = nullptr;
+  std::memcpy(static_cast<void*>(&word), parameter, sizeof(word));
+  return num_blocks != 1 ? kInvalidArgument : std::atomic_ref(*word).load() == 0 ? 0 : kTrapped;
+}
+
+/// A block of one thread.
+class Team {
+ public:
+  Team(unsigned block, unsigned num_blocks) : block_(block), num_blocks_(num_blocks) {}
+
+  std::uint32_t thread() const { return 0; }
+  std::uint32_t num_threads() const { return 1; }
+  std::uint32_t block() const { return block_; }
+  std::uint32_t num_blocks() const { return num_blocks_; }
+  void Sync() const {}
+  bool SyncAll(bool value) const { return value; }
+  void Store(std::uint32_t& flag, std::uint32_t value) const { std::atomic_ref(flag).store(value); }
+  std::uint32_t Load(const std::uint32_t& flag) const {
+    std::this_thread::yield();
+    return std::atomic_ref(const_cast<std::uint32_t&>(flag)).load();
+  }
+  std::uint32_t LoadFailure(const std::uint32_t& word) const { return Load(word); }
+
+ private:
+  unsigned block_;
+  unsigned num_blocks_;
+};
+
+template <typename Element, bool kIsOneShot>
+int RunSum(const std::byte* parameter, unsigned num_blocks) {
+  PeerCall call;
+  std::memcpy(&call, parameter, sizeof(call));
+  if (breaks_peers) {
+    call.windows[0] = call.windows[call.rank];
+  }
+  for (unsigned block = 0; block < num_blocks; ++block) {
+    Team team(block, num_blocks);
+    const PeerSum<Element, Team> sum(call, team);
+    if constexpr (kIsOneShot) {
+      sum.OneShot();
+    } else {
+      sum.TwoShot();
+    }
+  }
+  return 0;
+}
+
+template <typename Element>
+void AddSum(std::map<std::string, CUfunc_st>& kernels, const std::string& name) {
+  for (const bool is_one_shot : {true, false}) {
+    const std::string whole = (is_one_shot ? "jaxcoll_one_shot_" : "jaxcoll_two_shot_") + name;
+    kernels[whole] = {is_one_shot ? &RunSum<Element, true> : &RunSum<Element, false>,
+                      sizeof(PeerCall), kPeerThreads, whole};
+  }
+}
+
+std::map<std::string, CUfunc_st>& Kernels() {
+  static auto* const kernels = [] {
+    auto* const all = new std::map<std::string, CUfunc_st>();
+    (*all)["jaxcoll_check"] = {&RunCheck, sizeof(void*), 1, ""};
+    AddSum<PlainElement<std::uint8_t>>(*all, "i8");
+    AddSum<PlainElement<std::uint32_t>>(*all, "i32");
+    AddSum<PlainElement<std::uint64_t>>(*all, "i64");
+    AddSum<F16Element>(*all, "f16");
+    AddSum<BF16Element>(*all, "bf16");
+    AddSum<PlainElement<float>>(*all, "f32");
+    AddSum<PlainElement<double>>(*all, "f64");
+    return all;
+  }();
+  return *kernels;
+}
+
+}  // namespace
 
 EXPORT int cuModuleLoadData(CUmod_st** module, const void* image) {
   *module = nullptr;
-  return std::string(static_cast<const char*>(image)).find("trap") != std::string::npos
-             ? 0
-             : kInvalidArgument;
+  return image != nullptr ? 0 : kInvalidArgument;
 }
 EXPORT int cuModuleGetFunction(CUfunc_st** function, CUmod_st* /*module*/, const char* name) {
-  *function = reinterpret_cast<CUfunc_st*>(const_cast<char*>("check"));
-  return std::string(name) == "jaxcoll_check" ? 0 : kInvalidArgument;
+  const auto found = Kernels().find(name);
+  *function = found == Kernels().end() ? nullptr : &found->second;
+  return *function == nullptr ? kInvalidArgument : 0;
 }
-EXPORT int cuLaunchKernel(CUfunc_st* /*function*/, unsigned grid_x, unsigned /*grid_y*/,
-                          unsigned /*grid_z*/, unsigned block_x, unsigned /*block_y*/,
-                          unsigned /*block_z*/, unsigned /*shared_bytes*/, CUstream_st* stream,
-                          void** parameters, void** /*extra*/) {
-  std::uint32_t* const word = *static_cast<std::uint32_t**>(parameters[0]);
-  return grid_x * block_x != 1
-             ? kInvalidArgument
-             : Run(stream, [=] { return std::atomic_ref(*word).load() == 0 ? 0 : kTrapped; });
+EXPORT int cuLaunchKernel(CUfunc_st* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                          unsigned block_x, unsigned block_y, unsigned block_z,
+                          unsigned /*shared_bytes*/, CUstream_st* stream, void** parameters,
+                          void** /*extra*/) {
+  if (grid_y * grid_z * block_y * block_z != 1 || block_x != function->num_threads) {
+    return kInvalidArgument;
+  }
+  if (!function->name.empty()) {
+    Log("kernel " + function->name);
+  }
+  const auto* const parameter = static_cast<const std::byte*>(parameters[0]);
+  return Run(stream, [copy = Bytes(parameter, parameter + function->parameter_bytes), function,
+                      grid_x] { return function->run(copy.data(), grid_x); });
 }
 
 // ---- NCCL ---------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         ctypes.CDLL(path), {name: [fake] for name in ("runtime", "driver", "nccl", "blas")}
     )
     assert library is not None, reason
+    _native._connect_gpu(library)
+    library.jaxcoll_cuda_set_peers(0)  # most tests are about NCCL
     library.fake = ctypes.CDLL(fake)
     library.fake.fake_cuda_take_log.restype = ctypes.c_char_p
     _register(library, ctypes.CDLL(str(folder / "on_cpu.so")))
@@ -74,8 +76,21 @@ def gpus(engine: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     monkeypatch.setattr(_cuda, "IS_MEASURED", True)
     monkeypatch.setattr(_native, "gpu_problem", lambda: None)
     monkeypatch.setattr(_native, "gpu_matmul_problem", lambda: None)
+    monkeypatch.setattr(
+        _native, "gpu_peer_problem", lambda devices: _cuda.peer_problem(engine, devices)
+    )
     jax.clear_caches()
     engine.fake.fake_cuda_take_log()
     yield lambda: engine.fake.fake_cuda_take_log().decode()
     jax.clear_caches()
     engine.jaxcoll_cuda_reset()
+
+
+@pytest.fixture
+def peers(engine: ctypes.CDLL, gpus: Callable[[], str]) -> Iterator[Callable[[], str]]:
+    """As `gpus`, with small sums over peer memory."""
+    engine.jaxcoll_cuda_set_peers(1)
+    if problem := _cuda.peer_problem(engine, ()):
+        pytest.skip(problem)
+    yield gpus
+    engine.jaxcoll_cuda_set_peers(0)

@@ -1,5 +1,6 @@
 """A rank that does not come: what the others get, in a program lowered for GPUs."""
 
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,15 +13,20 @@ from jax._src import dispatch
 
 import jaxcoll
 from jaxcoll import _cuda
+from jaxcoll.diagnosis import doctor
 
 pytestmark = pytest.mark.skipif(not auto_is_native(), reason="about native calls")
 
 
-def test_a_late_rank_is_named(gpus: Callable[[], str], monkeypatch: pytest.MonkeyPatch):
+def test_a_late_rank_is_named(
+    gpus: Callable[[], str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
     lateness_s = 0.0
 
     def late(rank: Any) -> np.ndarray:
-        time.sleep(lateness_s if rank == 1 else 0)
+        if rank == 1 and lateness_s:
+            time.sleep(lateness_s)
+            jaxcoll.dump(tmp_path)  # before it comes
         return np.zeros((), np.float32)
 
     def total(x: jax.Array) -> jax.Array:
@@ -46,9 +52,14 @@ def test_a_late_rank_is_named(gpus: Callable[[], str], monkeypatch: pytest.Monke
     assert info is not None
     assert (info.op, info.kind, info.axes) == ("all_reduce", "missing", ("x",))
     assert [late.rank for late in info.missing] == [1]
+    assert info.missing[0].last_call.startswith("last call, ended ")
+    assert "all_reduce over" in info.missing[0].last_call
     assert info.arrived == (0, 2)
     assert "test_failing.py" in (info.source or "")
     assert len(_cuda.failures()) == num_known + 1
+    report, status = doctor.report([tmp_path])
+    assert status == doctor.BEHIND
+    assert "rank 1 (process 0, device 1) is behind: it did not come to" in report
     # Until communicators are made anew.
     lateness_s = 0.0
     with pytest.raises(jaxcoll.CollectiveError, match="waited"), jaxcoll.watch():

@@ -27,7 +27,7 @@ Reduction ReadReduction(AttributeReader& reader, DType dtype, ReduceOp op) {
   return reduction.value_or(Reduction{.type = NcclType::kI8, .op = NcclOp::kSum, .parts = 1});
 }
 
-// Attributes op, and dtypes and counts of the leaves.
+// Attributes op, dtypes and counts of the leaves, and whether they go over peer memory.
 Instantiated AllReduceOf(ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*results*/,
                          ffi::Dictionary attributes) {
   return Instantiate(attributes, [](AttributeReader& reader) -> Made {
@@ -37,6 +37,7 @@ Instantiated AllReduceOf(ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*r
     if (reader.ok() && dtypes.size() != counts.size()) {
       reader.Problem("dtypes and counts differ in length");
     }
+    const bool over_peers = reader.Int("over_peers") != 0;
     std::vector<AllReduce::Leaf> leaves;
     for (std::size_t i = 0; reader.ok() && i < counts.size(); ++i) {
       const DType dtype = reader.AsType(dtypes[i]);
@@ -44,8 +45,13 @@ Instantiated AllReduceOf(ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*r
       leaves.push_back({.reduction = ReadReduction(reader, dtype, op),
                         .count = count,
                         .bytes = count * SizeOf(dtype)});
+      const Reduction& reduction = leaves.back().reduction;
+      if (over_peers && (reduction.op != NcclOp::kSum ||
+                         !PeerSeat::Fits(reduction.type, count * reduction.parts))) {
+        reader.Problem("over_peers: expected small sums");
+      }
     }
-    return reader.ok() ? std::make_unique<AllReduce>(std::move(leaves)) : nullptr;
+    return reader.ok() ? std::make_unique<AllReduce>(std::move(leaves), over_peers) : nullptr;
   });
 }
 
@@ -157,8 +163,8 @@ ffi::Error InitializeOf(ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*re
 
 ffi::Error ExecuteOf(ffi::RemainingArgs operands, ffi::RemainingRets results,
                      ffi::Dictionary /*attributes*/, SiteState* state, Stream stream,
-                     std::int32_t ordinal) noexcept {
-  return Execute(operands, results, state, stream, ordinal);
+                     ffi::RunId run, std::int32_t ordinal) noexcept {
+  return Execute(operands, results, state, stream, run, ordinal);
 }
 
 // Some versions of XLA pass operands without memory here, others none.
@@ -191,6 +197,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollCudaExecute, ExecuteOf,
                                   .Attrs()
                                   .Ctx<ffi::State<SiteState>>()
                                   .Ctx<ffi::PlatformStream<Stream>>()
+                                  .Ctx<ffi::RunId>()
                                   .Ctx<ffi::DeviceOrdinal>());
 
 }  // namespace jaxcoll::cuda

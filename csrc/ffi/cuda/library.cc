@@ -12,6 +12,8 @@
 
 #include "core/status.h"
 #include "cuda/engine.h"
+#include "cuda/peer_image.h"
+#include "cuda/recording.h"
 #include "ffi/cuda/handlers.h"
 #include "ffi/cuda/state.h"
 
@@ -88,6 +90,19 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_callbacks(
                               .report = report});
 }
 
+/// See jaxcoll::cuda::RecorderFunctions; these are there for ever.
+JAXCOLL_EXPORT void jaxcoll_cuda_set_recorder(
+    std::uint64_t (*begin)(std::int64_t, std::uint64_t, std::uint64_t, std::int64_t, std::int64_t,
+                           std::int64_t, std::int64_t, std::int64_t),
+    void (*end)(std::int64_t, std::uint64_t, std::int64_t, int),
+    void (*write_last_call)(std::int64_t, char*, std::size_t),
+    void (*write_dump_text)(char*, std::size_t)) {
+  jaxcoll::cuda::SetRecorder({.begin = begin,
+                              .end = end,
+                              .write_last_call = write_last_call,
+                              .write_dump_text = write_dump_text});
+}
+
 /// In nanoseconds; < 0: none.
 JAXCOLL_EXPORT void jaxcoll_cuda_set_timeout(std::int64_t timeout_ns) {
   Engine::Get().SetTimeout(timeout_ns);
@@ -101,6 +116,18 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_compile_timeout(std::int64_t timeout_ns) {
 /// Whether programs fail on the device whose calls were aborted (1, as without this call), or go on
 /// with garbage (0).
 JAXCOLL_EXPORT void jaxcoll_cuda_set_traps(int traps) { Engine::Get().SetTraps(traps != 0); }
+
+/// Whether small sums may go over peer memory (1), if there are kernels for it; without this call
+/// they may not.
+JAXCOLL_EXPORT void jaxcoll_cuda_set_peers(int peers) {
+  Engine::Get().SetPeerImage(peers == 0 ? nullptr : jaxcoll::cuda::PeerImage());
+}
+
+/// Why small sums of some devices, global ids in rank order, don't go over peer memory, or nothing.
+JAXCOLL_EXPORT void jaxcoll_cuda_peer_problem(const std::int64_t* ids, std::size_t count,
+                                              char* text, std::size_t bytes) {
+  Write(Engine::Get().PeerProblem({ids, ids + count}), text, bytes);
+}
 
 JAXCOLL_EXPORT void jaxcoll_cuda_reset() { Engine::Get().Reset(); }
 

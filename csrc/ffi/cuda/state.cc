@@ -19,7 +19,7 @@ constexpr std::size_t kFewBuffers = 32;
 
 // The results after the first, the operands after the first: those are tokens.
 Status ExecuteChecked(ffi::RemainingArgs operands, ffi::RemainingRets results, Site& site,
-                      Stream stream, std::int32_t ordinal) {
+                      Stream stream, std::int64_t run, std::int32_t ordinal) {
   if (operands.empty() || results.empty()) {
     return Internal("expected a token");
   }
@@ -39,7 +39,7 @@ Status ExecuteChecked(ffi::RemainingArgs operands, ffi::RemainingRets results, S
     }
     to[i] = {.data = (*buffer)->untyped_data(), .bytes = (*buffer)->size_bytes()};
   }
-  return site.Execute(ordinal, stream, {from.data(), from.size()}, {to.data(), to.size()});
+  return site.Execute(ordinal, stream, run, {from.data(), from.size()}, {to.data(), to.size()});
 }
 
 }  // namespace
@@ -76,9 +76,10 @@ ffi::Error Initialize(SiteState* state, Stream stream, std::int32_t ordinal) noe
 }
 
 ffi::Error Execute(ffi::RemainingArgs operands, ffi::RemainingRets results, SiteState* state,
-                   Stream stream, std::int32_t ordinal) noexcept {
+                   Stream stream, ffi::RunId run, std::int32_t ordinal) noexcept {
   try {
-    const Status status = ExecuteChecked(operands, results, state->site(), stream, ordinal);
+    const Status status =
+        ExecuteChecked(operands, results, state->site(), stream, run.run_id, ordinal);
     return status.ok() ? ffi::Error::Success() : ToError(status);
   } catch (const std::exception& e) {
     return ffi::Error::Internal(e.what());

@@ -54,6 +54,7 @@ xla::ffi::Error Initialize(SiteState* state, Stream stream, std::int32_t ordinal
 
 /// Puts the call on `stream`.
 xla::ffi::Error Execute(xla::ffi::RemainingArgs operands, xla::ffi::RemainingRets results,
-                        SiteState* state, Stream stream, std::int32_t ordinal) noexcept;
+                        SiteState* state, Stream stream, xla::ffi::RunId run,
+                        std::int32_t ordinal) noexcept;
 
 }  // namespace jaxcoll::cuda
