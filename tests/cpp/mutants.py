@@ -377,7 +377,7 @@ MUTANTS = [
         "steps wait for others",
         "csrc/host/exchange.cc",
         "    peer.needed = (peer.reads >> step_.phase & 1) != 0 ? left : 0;",
-        "    peer.needed = (peer.reads >> step_.phase & 1) != 0 ? std::min<std::size_t>(left, 1) : 0;",
+        "    peer.needed = (peer.reads >> step_.phase & 1) != 0 ? (left > 0 ? 1U : 0U) : 0;",
         ("exchange", "Reductions"),
     ),
     Mutant(
