@@ -16,6 +16,7 @@
 
 #include <algorithm>  // std::max, std::min
 #include <atomic>     // std::atomic
+#include <chrono>     // std::chrono::steady_clock
 #include <cstddef>    // std::byte, std::size_t
 #include <cstdint>    // std::int64_t, std::uint64_t
 #include <cstring>    // std::memcpy
@@ -54,6 +55,8 @@ constexpr int kCrowdedLooks = 5;
 struct Rank {
   // Steps that it has done, of all calls: all ranks count alike.
   alignas(64) std::atomic<std::uint64_t> steps;
+  // Hand-overs of a line, see BareRoundTrip.
+  alignas(64) std::atomic<std::uint64_t> turns;
   // Of its call, for those that read its memory.
   alignas(64) std::int64_t pid;
   const std::byte* operand;
@@ -346,4 +349,26 @@ extern "C" bool BareJoin(const char* path, std::size_t rank, std::size_t ranks_o
   last_seen.assign(num_ranks, 0);
   ranks[me].pid = getpid();
   return true;
+}
+
+/// All ranks call. Ns that a cache line takes from rank 0's core to rank 1's and back, to rank 0; 0
+/// to others, and where ranks share cores.
+extern "C" double BareRoundTrip(std::uint64_t times) {
+  if (me > 1 || num_ranks < 2 || looks_at_once == kCrowdedLooks) {
+    return 0;
+  }
+  const std::uint64_t begin = ranks[me].turns.load(std::memory_order_relaxed);
+  const auto since = std::chrono::steady_clock::now();
+  for (std::uint64_t turn = begin + 1; turn <= begin + times; ++turn) {
+    if (me == 0) {
+      ranks[0].turns.store(turn, std::memory_order_release);
+    }
+    while (ranks[1 - me].turns.load(std::memory_order_acquire) < turn) {
+    }
+    if (me == 1) {
+      ranks[1].turns.store(turn, std::memory_order_release);
+    }
+  }
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - since;
+  return me == 0 ? took.count() / static_cast<double>(times) : 0;
 }

@@ -5,11 +5,12 @@ Built for a run of the benchmark; without a compiler there are none.
 
 import contextlib
 import ctypes
+import functools as ft
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ IN_PLACE = ("all_reduce", "broadcast")
 LEAST_READ_BYTES = 64 << 10
 # Above, time goes into the results that a call which does nothing leaves unwritten.
 MOST_NOTHING_BYTES = 4 << 10
+# Of a line, for a measurement of a few milliseconds.
+HAND_OVERS = 10_000
 
 
 @contextlib.contextmanager
@@ -46,8 +49,12 @@ def built(num_processes: int) -> Iterator[str | None]:
         yield f"{library}:{f.name}"
 
 
-def join(made: str, rank: int, num_processes: int) -> None:
-    """Lets this process take part, as `rank`; all processes must, before the first call."""
+def join(made: str, rank: int, num_processes: int) -> Callable[[], float]:
+    """Lets this process take part, as `rank`; all processes must, before the first call.
+
+    Returns what tells rank 0, when all call it, how long a cache line takes to rank 1's core and
+    back, in ns; 0 where they share a core.
+    """
     path, memory = made.split(":")
     library = ctypes.CDLL(path)
     library.BareJoin.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool]
@@ -56,6 +63,9 @@ def join(made: str, rank: int, num_processes: int) -> None:
     if not library.BareJoin(memory.encode(), rank, num_processes, share_cores):
         raise OSError(f"{memory} can't be mapped")
     jax.ffi.register_ffi_target("bare", jax.ffi.pycapsule(library.BareCall), platform="cpu")
+    library.BareRoundTrip.argtypes = [ctypes.c_uint64]
+    library.BareRoundTrip.restype = ctypes.c_double
+    return ft.partial(library.BareRoundTrip, HAND_OVERS)
 
 
 def routes(size: int) -> list[str]:

@@ -30,14 +30,18 @@ def markdown(results: dict[str, Any]) -> str:
         "faster. *at most* is theirs / least: the ratio of a library that does nothing else. Of a "
         "row that misses its aim, *limit* says that this is below the aim, too, and *open* that it "
         "is not, or that somebody undercuts the least by a tenth, which then says nothing.",
+        "",
+        "*line* is what a cache line takes to the other process's core and back, in ns, before and "
+        "after a measurement: where a virtual machine's cores are moved, it differs from row to "
+        "row, and short calls with it.",
     ]
     for processes in sorted({row["processes"] for row in rows}):
         lines += ["", f"## {processes} processes", ""]
         lines += [
             "| op | bytes per rank | how | jaxcoll | lax | mpi4jax | least | way | lax/ours | "
-            "at most | aim | | mpi4jax/ours | at most | aim | | rounds | wrong |"
+            "at most | aim | | mpi4jax/ours | at most | aim | | line | rounds | wrong |"
         ]
-        lines += ["|---|--:|---|" + "--:|" * 4 + "---|" + "--:|--:|--:|---|" * 2 + "--:|--:|"]
+        lines += ["|---|--:|---|" + "--:|" * 4 + "---|" + "--:|--:|--:|---|" * 2 + "--:|--:|--:|"]
         for row in rows:
             if row["processes"] == processes:
                 cells = [row["op"], size_text(row["bytes"]), row["how"]]
@@ -46,6 +50,7 @@ def markdown(results: dict[str, Any]) -> str:
                 for other in OTHERS:
                     cells += [row.get(f"{other}_over_native", ""), _text(at_most(row, other))]
                     cells += [_text(aim(row, other)), verdict_of(row, other)]
+                cells.append(", ".join(map(str, row.get("line_ns", ()))))
                 lines.append(_line(*cells, row["rounds"], row["wrong"]))
     lines += ["", "## Aims", "", *_counts(rows), "", "### Missed", "", *_missed(rows)]
     lines += _own_part_of_xla(rows)

@@ -104,12 +104,14 @@ def measure_here(arguments: argparse.Namespace) -> None:
     from jaxcoll._chains import OPS
 
     ops = arguments.ops.split(",") if arguments.ops else list(OPS)
+    round_trip = no_round_trip
     if arguments.bare:
-        bare_chains.join(arguments.bare, jax.process_index(), jax.process_count())
+        of_job = (jax.process_index(), jax.process_count())
+        round_trip = bare_chains.join(arguments.bare, *of_job)
     rows = []
     for op in ops:
         for size in map(int, arguments.sizes.split(",")):
-            found = measure_op(op, size, arguments)
+            found = measure_op(op, size, arguments, round_trip)
             rows += found
             if jax.process_index() == 0:
                 for row in found:
@@ -119,7 +121,14 @@ def measure_here(arguments: argparse.Namespace) -> None:
         arguments.child.write_text(json.dumps({"processes": rows, "train_step": steps}))
 
 
-def measure_op(op: str, size: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def no_round_trip() -> float:
+    """Returns that it is not known."""
+    return 0.0
+
+
+def measure_op(
+    op: str, size: int, arguments: argparse.Namespace, round_trip: Callable[[], float]
+) -> list[dict[str, Any]]:
     import jax
     import numpy as np
 
@@ -158,8 +167,12 @@ def measure_op(op: str, size: int, arguments: argparse.Namespace) -> list[dict[s
     meet = ft.partial(
         chain("all_reduce", variants("all_reduce", p, ("native",))["native"], 1, mesh), x
     )
+    line_ns = [round_trip()]
     seconds = measure(programs, meet, arguments.budget)
-    of_row = {"op": op, "processes": p, "bytes": size}
+    line_ns.append(round_trip())
+    of_row: dict[str, Any] = {"op": op, "processes": p, "bytes": size}
+    if all(line_ns):
+        of_row["line_ns"] = [round(ns) for ns in line_ns]
     chained = {name: slopes(t[1], t[2], *lengths[name][1:]) for name, t in seconds.items()}
     return [
         {**of_row, "how": how, "wrong": wrong, **columns(times)}

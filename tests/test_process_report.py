@@ -84,6 +84,7 @@ def test_the_page():
             **{"mpi4jax_us": 1.1, "mpi4jax_over_native": 1.1, "mpi4jax_over_least": 1.375},
             **{"least_us": 0.8, "least_way": "window", "native_over_least": 1.25},
             nothing_us=0.2,
+            line_ns=[105, 520],
         ),
         row(bytes=1 << 20, mpi4jax_us=1.0, mpi4jax_over_native=1.0),
     ]
@@ -97,7 +98,7 @@ def test_the_page():
     lines = process_report.markdown(results).splitlines()
     shown = (
         "| ppermute | 256 B | chained | 1.0 | 20.0 | 1.1 | 0.8 | window "
-        "| 20.0 | 25 | 10 | met | 1.1 | 1.375 | 1.2 | open | 5 | 0 |"
+        "| 20.0 | 25 | 10 | met | 1.1 | 1.375 | 1.2 | open | 105, 520 | 5 | 0 |"
     )
     assert shown in lines
     assert "| 2 | chained | lax | 1 | 0 | 0 | 20.00 | 25.00 |  |  |" in lines

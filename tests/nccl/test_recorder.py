@@ -1,5 +1,6 @@
 """Calls on GPUs in the flight recorder: in dumps, in the timeline, in what doctor says."""
 
+import json
 import pathlib
 import time
 from collections.abc import Callable
@@ -30,7 +31,8 @@ def test_calls_stand_in_dumps(gpus: Callable[[], str], tmp_path: pathlib.Path):
         jax.block_until_ready(f(xs))
     assert _native.num_calls() == before + 6
     _await_ends()
-    dumps = records.read([jaxcoll.dump(tmp_path)])
+    path = jaxcoll.dump(tmp_path)
+    dumps = records.read([path])
     calls = [call for call in dumps.calls if "f32[4,3]" in dumps.site(call.site)["text"]]
     assert len(calls) == 6
     assert all(call.arrived <= call.moved <= call.resumed for call in calls)
@@ -41,8 +43,16 @@ def test_calls_stand_in_dumps(gpus: Callable[[], str], tmp_path: pathlib.Path):
     assert {call.occurrence for call in calls} == {1, 2}
     site = dumps.site(calls[0].site)
     assert (site["path"], site["op"]) == (records.OVER_NCCL, "all_reduce max")
-    # When a device came is not known, so nobody is a straggler.
-    assert doctor.report([tmp_path])[1] == 0
+    # When a device came is not known, so nobody is a straggler. Of these calls alone: the process
+    # has made others, on CPU devices.
+    dump = json.loads(pathlib.Path(path).read_text())
+    at = dump["calls"]["columns"].index("site")
+    sites = {call.site for call in calls}
+    dump["calls"]["rows"] = [row for row in dump["calls"]["rows"] if row[at] in sites]
+    alone = tmp_path / "process_alone.json"
+    alone.write_text(json.dumps(dump))
+    assert len(records.read([alone]).calls) == 6
+    assert doctor.report([alone])[1] == 0
     names = [event["name"] for event in timeline.events(dumps) if event.get("cat") == "call"]
     assert names.count("all_reduce max") >= 6
 
