@@ -1,9 +1,11 @@
 """`watch`: steps that don't finish, whichever path they take; and `allow_pause`."""
 
+import atexit
 import collections
 import contextlib
 import functools as ft
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from jaxcoll._config import config, logger, resolve_backend, using
 from jaxcoll._errors import CollectiveError
 from jaxcoll._explain import explain
 from jaxcoll._processes import xla_limit_s
+from jaxcoll._steps import await_steps
 from jaxcoll._types import Backend
 from jaxcoll.diagnosis import black_box, dumps, stacks, standstill, watcher
 from jaxcoll.diagnosis.errors import collective_text, note_seen
@@ -27,6 +30,7 @@ _GRACE_S = 3.0
 _TELL_S = 2.0
 # A process that has said that it is excused says so again meanwhile.
 _STALE_S = 3 * _TELL_S
+_JOIN_S = 5.0
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -319,6 +323,8 @@ class _Thread(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="jaxcoll-watch", daemon=True)
         self.begun: dict[str, int] = {}  # calls, by the name of the step function
+        self._ends = threading.Event()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._watched: list[_Watched] = []
         self._still = standstill.Stillness()
@@ -331,7 +337,19 @@ class _Thread(threading.Thread):
     def get() -> "_Thread":
         thread = _Thread()
         thread.start()
+        # After JAX has started, so before it ends.
+        atexit.register(thread.end)
         return thread
+
+    def end(self) -> None:
+        """Ends it, when all steps have ended, of which it may have something to say.
+
+        One that came back from JAX when the interpreter has ended would abort the process.
+        """
+        if os.getpid() == self._pid:  # no forked child, in which it does not run
+            await_steps()
+            self._ends.set()
+            self.join(_JOIN_S)
 
     def add(self, watched: _Watched) -> None:
         with self._lock:
@@ -339,8 +357,7 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         before = time.monotonic()
-        while True:
-            time.sleep(_LOOK_S)
+        while not self._ends.wait(_LOOK_S):
             now = time.monotonic()
             seen = stacks.look()
             is_excused = seen.phase == black_box.COMPILING or now < max([0.0, *_pauses])

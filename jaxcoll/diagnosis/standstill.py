@@ -5,7 +5,6 @@ CPU: those of programs on `jax.lax`, and those that the compiler inserts, say to
 an array that another device failed to make. XLA ends the process after a limit of its own.
 """
 
-import atexit
 import contextlib
 import math
 import os
@@ -136,8 +135,7 @@ def _is_busy() -> bool:
     """Tells whether another thread runs, or would if it got its turn, as far as can be known."""
     core = _native.core()
     if core is not None:
-        with _asking:
-            return _is_over or core.is_busy()
+        return core.is_busy()
     own = str(threading.get_native_id())
     with contextlib.suppress(OSError):  # no Linux
         return any(_state(task) in "RD" for task in os.listdir(_TASKS) if task != own)
@@ -145,26 +143,6 @@ def _is_busy() -> bool:
 
 
 _TASKS = "/proc/self/task"
-
-# A question takes some 10 ms.
-_MOST_ASKING_S = 1.0
-_asking = threading.Lock()
-_is_over = False
-
-
-def _end() -> None:
-    """Has no thread ask any more, and waits for one that does.
-
-    One that came back from the extension when the interpreter ends would abort the process.
-    """
-    global _is_over
-    _is_over = True
-    if _asking.acquire(timeout=_MOST_ASKING_S):  # in a forked child nobody may ever release it
-        _asking.release()
-
-
-# Before the watcher's own end is registered, so after it.
-atexit.register(_end)
 
 
 def _state(task: str) -> str:

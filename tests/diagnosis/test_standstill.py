@@ -37,20 +37,6 @@ except Exception:
     print(f(jnp.array([1.0, 2.0])))
 """
 
-# A thread that asks all the time who computes, until the interpreter ends.
-ASKS = """
-import threading, time
-from jaxcoll.diagnosis import standstill
-
-def ask():
-    while True:
-        standstill._is_busy()
-
-threading.Thread(target=ask, daemon=True).start()
-time.sleep(0.1)
-"""
-
-
 @pytest.fixture
 def waits(monkeypatch):
     """Of a process in which nothing else runs, looked at five times a second."""
@@ -162,8 +148,3 @@ def test_it_is_said_before_the_limit_of_xla(tmp_path):
     assert "It may stand in a collective of XLA's own, which ends the process 80 s" in done.stderr
     assert "all_reduce over" in done.stderr
     assert (tmp_path / "process_0.json").exists()
-
-
-def test_a_thread_that_asks_does_not_abort_the_process_at_its_end():
-    done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr

@@ -20,6 +20,27 @@ from jaxcoll.diagnosis import standstill
 SLEEP_S = 1.2
 
 
+# The thread that watches is inside of an extension, which lets Python go on, nearly all the time.
+TELLS = """
+import time
+import jax
+import jaxcoll
+from jaxcoll import _compat, _native, _watch
+
+class Client:
+    def key_value_set(self, *args, **kwargs):
+        for _ in range(20):
+            _native.core().is_busy()
+
+jax.distributed.is_initialized = lambda: True
+_compat.distributed_client = Client
+_watch._LOOK_S = _watch._TELL_S = 1e-4
+_watch.json.dumps = lambda card: str(time.monotonic())
+with jaxcoll.watch():
+    time.sleep(0.2)
+"""
+
+
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(_watch, "_GRACE_S", 0.1)
@@ -269,3 +290,9 @@ def test_neither_does_one_of_another_process(caplog, monkeypatch):
         time.sleep(3 * SLEEP_S)
     (report,) = reports(caplog)
     assert "\nprocess 1: it is in Python:\nline 7" in report
+
+
+@pytest.mark.skipif(native_missing() is not None, reason="it is the extension that the thread is in")
+def test_the_thread_ends_before_the_interpreter():
+    done = subprocess.run([sys.executable, "-c", TELLS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
