@@ -1,6 +1,7 @@
 // module.cc: the extension module jaxcoll._core: the one registration table, and the engine's
 // knobs.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -26,9 +27,9 @@
 #include "ffi/site.h"
 #include "host/black_box.h"
 #include "host/communicator.h"
+#include "host/copy_costs.h"
 #include "host/diagnosis.h"
 #include "host/job.h"
-#include "host/peer_memory.h"
 #include "host/recorder.h"
 #include "host/recorder_door.h"
 #include "host/segment.h"
@@ -283,9 +284,16 @@ bool ProbePeers() {
   return Joined()->Probe();
 }
 
-void Start(bool may_read, double reading_cost) {
+std::array<double, 3> MeasureCopyCosts() {
   RequireJoined();
-  Joined()->LetPeersBeRead(may_read, reading_cost);
+  const CopyCosts costs = MeasureCopies(*Joined());
+  return {costs.leaving, costs.taking, costs.reading};
+}
+
+void Start(bool may_read, const std::array<double, 3>& costs) {
+  RequireJoined();
+  Joined()->LetPeersBeRead(may_read,
+                           {.leaving = costs[0], .taking = costs[1], .reading = costs[2]});
   Job::Get().Attach(std::move(Joined()));
 }
 
@@ -351,11 +359,12 @@ NB_MODULE(_core, m) {
         "Why calls between processes fail until all attach anew, or None.");
   m.def("probe_peers", &ProbePeers,
         "Whether this process may read the memory of the others, when all have joined.");
-  m.def("reading_cost", &ReadingCost,
-        "How many copies within this process take as long as reading so much of another one, as "
-        "measured once.");
+  m.def("copy_costs", &MeasureCopyCosts, nb::call_guard<nb::gil_scoped_release>(),
+        "What copies between processes take, in nanoseconds for each KiB: into the own window, out "
+        "of another one's, out of another one's memory. All processes call it at once, when they "
+        "have joined.");
   m.def(
-      "start", &Start, nb::arg("may_read"), nb::arg("reading_cost"),
+      "start", &Start, nb::arg("may_read"), nb::arg("copy_costs"),
       "Begins to use the segment that was joined. Whether processes may read each other's memory, "
       "and what that costs: the same on all processes.");
   m.def("use_blas", &UseBlas, nb::arg("sgemm"), nb::arg("dgemm"), nb::arg("set_num_threads"),

@@ -46,12 +46,12 @@ def probe_peers() -> bool:
     Whether this process may read the memory of the others, when all have joined.
     """
 
-def reading_cost() -> float:
+def copy_costs() -> list[float]:
     """
-    How many copies within this process take as long as reading so much of another one, as measured once.
+    What copies between processes take, in nanoseconds for each KiB: into the own window, out of another one's, out of another one's memory. All processes call it at once, when they have joined.
     """
 
-def start(may_read: bool, reading_cost: float) -> None:
+def start(may_read: bool, copy_costs: Sequence[float]) -> None:
     """
     Begins to use the segment that was joined. Whether processes may read each other's memory, and what that costs: the same on all processes.
     """

@@ -43,6 +43,7 @@ class _State:
     attachments: int = 0
     host_of: Sequence[str] = ()
     pids: Mapping[int, int] = dataclasses.field(default_factory=dict)  # of this host's processes
+    copy_costs: Sequence[float] | None = None
     problem: str | None = None
     window_bytes: int = 0
     has_spare_cores: bool = False
@@ -139,9 +140,7 @@ def attach(call: str = "initialize") -> None:
             problem = _first_reasons(board.exchange(f"attached/{kind}", reason))
             if not problem:
                 _observe(core, cards, here, process)
-                # One that may not read another's memory, as in some containers, decides for all.
-                reading = board.exchange("reading", (core.probe_peers(), core.reading_cost()))
-                core.start(all(may for may, _ in reading), max(cost for _, cost in reading))
+                _start(board, core)
                 _use(core)
                 break
     if core is not None:
@@ -159,6 +158,17 @@ def attach(call: str = "initialize") -> None:
         )
     if changes and _compat.backends_are_initialized():
         jax.clear_caches()  # what is compiled has taken the other path
+
+
+def _start(board: Board, core: Any) -> None:
+    """Begins to use the segment, when all processes have joined it."""
+    # What is compiled stands on what was measured first.
+    own = _state.copy_costs or core.copy_costs()
+    answers = board.exchange("reading", (core.probe_peers(), own))
+    # One that may not read another's memory, as in some containers, decides for all.
+    may_read = all(may for may, _ in answers)
+    _state.copy_costs = [sum(costs) / len(answers) for costs in zip(*(c for _, c in answers))]
+    core.start(may_read, _state.copy_costs)
 
 
 def _observe(

@@ -100,7 +100,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
           *placement.job, *session, group_id, id_, *membership,
           work_->MakeRoute(*membership, {.window_bytes = session->segment().shape().window_bytes,
                                          .can_read_peers = session->can_read_peers(),
-                                         .reading_cost = session->reading_cost()}),
+                                         .copy_costs = session->copy_costs()}),
           names);
     }
     meetings_.push_back(std::make_unique<Meeting>(*this, num_here, std::move(exchange)));

@@ -10,12 +10,9 @@
 namespace jaxcoll {
 namespace {
 
-// Measured on 2 and 4 processes: below, a system call costs more than the second copy, in cache.
-constexpr std::size_t kLeastBytes = std::size_t{512} * 1024;
-// Of a copy to or from a window, in copies within one process: the window's lines go from one core
-// to another and back. Measured where reading costs 2 such copies, and then wins by 1.1 to 1.5
-// where all leave as much as they take, and where it costs 4, and loses by 1.2 to 1.6.
-constexpr double kWindowCost = 1.25;
+// Measured on 2 processes: of half as much the second copy, in cache, costs less than the system's
+// call.
+constexpr std::size_t kLeastBytes = std::size_t{1024} * 1024;
 // Of a row: the system works page by page.
 constexpr std::size_t kLeastRunBytes = std::size_t{16} * 1024;
 
@@ -31,8 +28,8 @@ bool IsReadingFaster(const RouteOptions& options, const Membership& members, boo
     return false;
   }
   // Of the process with most to do: the others do theirs meanwhile.
-  std::size_t most_taken = 0;
-  std::size_t most_copied = 0;
+  double reading = 0;
+  double through_windows = 0;
   for (std::size_t process = 0; process < members.num_processes(); ++process) {
     std::size_t taken = 0;
     std::size_t left = 0;
@@ -49,11 +46,13 @@ bool IsReadingFaster(const RouteOptions& options, const Membership& members, boo
       }
       left += leaves_once ? std::min<std::size_t>(targets, 1) : targets;
     }
-    most_taken = std::max(most_taken, taken);
-    most_copied = std::max(most_copied, left + taken);
+    const CopyCosts& costs = options.copy_costs;
+    const auto num_taken = static_cast<double>(taken);
+    reading = std::max(reading, costs.reading * num_taken);
+    through_windows = std::max(
+        through_windows, costs.leaving * static_cast<double>(left) + costs.taking * num_taken);
   }
-  return options.reading_cost * static_cast<double>(most_taken) <
-         kWindowCost * static_cast<double>(most_copied);
+  return reading < through_windows;
 }
 
 bool DirectRoute::Run(std::size_t phase, std::size_t /*round*/, const Buffers& local,

@@ -10,6 +10,7 @@
 #include <utility>    // std::move
 
 #include "core/clock.h"
+#include "core/relax.h"
 
 namespace jaxcoll {
 namespace {
@@ -24,14 +25,6 @@ constexpr std::int64_t kSpinNs = 200'000;
 constexpr std::int64_t kCrowdedSpinNs = 1'000'000;
 // A sleeper looks after the others this often.
 constexpr std::int64_t kNapNs = 50'000'000;
-
-void Relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -49,7 +42,7 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       window_bytes_(session.segment().shape().window_bytes),
       processes_(session.processes()),
       can_read_peers_(session.can_read_peers()),
-      reading_cost_(session.reading_cost()),
+      copy_costs_(session.copy_costs()),
       peers_(members.num_processes() - 1),
       windows_(members.num_processes()),
       pids_(members.num_processes()),
@@ -117,7 +110,7 @@ void Exchange::Prepare() {
     occurrences_ = &session_->Occurrences(group_, site_);
     fits_ = session_->segment().shape().window_bytes == window_bytes_ &&
             session_->processes() == processes_ && session_->can_read_peers() == can_read_peers_ &&
-            session_->reading_cost() == reading_cost_ && steps_.count() <= Lane::kMaxProgress;
+            session_->copy_costs() == copy_costs_ && steps_.count() <= Lane::kMaxProgress;
     for (std::size_t process = 0; process < members_.num_processes(); ++process) {
       const Seat& seat = session_->segment().seat(members_.seat(process));
       pids_[process] = seat.pid.load(std::memory_order_acquire);

@@ -213,7 +213,7 @@ class Exchange : public Pooled {
   const std::size_t window_bytes_;
   const std::vector<std::int64_t> processes_;  // by seat
   const bool can_read_peers_;
-  const double reading_cost_;
+  const CopyCosts copy_costs_;
 
   // Of the call in progress.
   Buffers local_{};

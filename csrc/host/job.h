@@ -18,6 +18,7 @@
 #include "core/spin_lock.h"
 #include "core/status.h"
 #include "host/black_box.h"
+#include "host/copy_costs.h"
 #include "host/segment.h"
 
 namespace jaxcoll {
@@ -88,13 +89,13 @@ class Session {
   /// nonce that stands in each.
   [[nodiscard]] bool Probe() const;
   /// What all processes have agreed on after that, before the first call: whether they may, and
-  /// what it costs (ReadingCost).
-  void LetPeersBeRead(bool allowed, double cost) {
+  /// what copies cost.
+  void LetPeersBeRead(bool allowed, const CopyCosts& costs) {
     can_read_peers_ = allowed;
-    reading_cost_ = cost;
+    copy_costs_ = costs;
   }
   [[nodiscard]] bool can_read_peers() const { return can_read_peers_; }
-  [[nodiscard]] double reading_cost() const { return reading_cost_; }
+  [[nodiscard]] const CopyCosts& copy_costs() const { return copy_costs_; }
 
   /// What the process at `seat` tells about itself, which others may not be let read: then null.
   /// To be called before the first call.
@@ -141,7 +142,7 @@ class Session {
   std::vector<std::int64_t> processes_;
   bool is_crowded_ = false;
   bool can_read_peers_ = false;
-  double reading_cost_ = 0;
+  CopyCosts copy_costs_;
   std::vector<std::shared_ptr<const BlackBox>> boxes_;  // by seat
   std::uint64_t probe_ = 0;                             // what others find here
 

@@ -2,16 +2,10 @@
 
 #include <sys/types.h>  // pid_t
 #include <sys/uio.h>    // iovec, process_vm_readv
-#include <unistd.h>     // getpid
 
 #include <algorithm>  // std::min
 #include <array>      // std::array
 #include <cerrno>     // errno
-#include <cstring>    // std::memcpy
-#include <limits>     // std::numeric_limits
-#include <vector>     // std::vector
-
-#include "core/clock.h"
 
 namespace jaxcoll {
 namespace {
@@ -46,44 +40,7 @@ bool ReadRows(pid_t pid, iovec* to, iovec* from, std::size_t count) {
   return true;
 }
 
-// As a piece of copies through windows (host/copy_route.cc).
-constexpr std::size_t kSampleBytes = std::size_t{128} * 1024;
-// The least of so many counts: other programs have the core at times.
-constexpr int kSamples = 16;
-
-template <typename F>
-std::int64_t LeastNs(const F& f) {
-  std::int64_t least_ns = std::numeric_limits<std::int64_t>::max();
-  for (int i = 0; i < kSamples; ++i) {
-    const std::int64_t begin_ns = NowNs();
-    f();
-    least_ns = std::min(least_ns, NowNs() - begin_ns);
-  }
-  return least_ns;
-}
-
-// In this process's own memory: what differs is how the bytes are reached, not how far they are.
-double MeasureReading() {
-  const std::vector<std::byte> source(kSampleBytes);
-  std::vector<std::byte> target(kSampleBytes);
-  // Through a pointer that the compiler can't see through: nobody looks at what is copied.
-  void* (*volatile copy)(void*, const void*, std::size_t) = &std::memcpy;
-  const std::int64_t copying_ns =
-      LeastNs([&] { copy(target.data(), source.data(), kSampleBytes); });
-  bool can_read = true;
-  const PeerRows rows{.rows = 1, .bytes = kSampleBytes, .from_step = 0, .to_step = 0};
-  const std::int64_t reading_ns = LeastNs(
-      [&] { can_read = can_read && ReadPeer(getpid(), target.data(), source.data(), rows); });
-  return can_read ? static_cast<double>(reading_ns) / static_cast<double>(copying_ns)
-                  : std::numeric_limits<double>::infinity();
-}
-
 }  // namespace
-
-double ReadingCost() {
-  static const double cost = MeasureReading();
-  return cost;
-}
 
 bool ReadPeer(std::int64_t pid, std::byte* to, const std::byte* from, const PeerRows& layout) {
   std::array<iovec, kMaxRows> targets;

@@ -18,8 +18,4 @@ struct PeerRows {
 /// lies at `to` is then undefined.
 bool ReadPeer(std::int64_t pid, std::byte* to, const std::byte* from, const PeerRows& layout);
 
-/// How many copies within this process, in its caches, take as long as one such copy of as much:
-/// the system looks up each page. Measured once, in about a millisecond; infinite where it refuses.
-double ReadingCost();
-
 }  // namespace jaxcoll

@@ -8,6 +8,7 @@
 
 #include "core/pooled.h"
 #include "core/small_array.h"
+#include "host/copy_costs.h"
 #include "host/work.h"
 
 namespace jaxcoll {
@@ -83,7 +84,7 @@ struct Processes {
 struct RouteOptions {
   std::size_t window_bytes = 0;
   bool can_read_peers = false;  ///< processes may read each other's memory (peer_memory.h)
-  double reading_cost = 0;      ///< of a block, in copies (ReadingCost)
+  CopyCosts copy_costs;
 };
 
 /// A collective in rounds of bounded size, each in phases. In a phase a process reads what the

@@ -88,6 +88,9 @@ struct alignas(64) Seat {
   std::atomic<std::int64_t> leaves_since_ns;  ///< 0: it is not about to exit
   std::atomic<std::int64_t> resets_since_ns;  ///< 0: it does not wait for a segment after this one
   std::atomic<const std::uint64_t*> probe;    ///< where the job's nonce stands in its memory
+  // While copies are measured (host/copy_costs.h).
+  alignas(64) std::atomic<std::uint64_t> rehearsed;  ///< steps
+  std::atomic<const std::byte*> sample;              ///< what others read
 };
 
 /// The measures of a segment.

@@ -24,6 +24,7 @@
 
 #include "core/status.h"
 #include "host/call_site.h"
+#include "host/copy_costs.h"
 #include "host/job.h"
 #include "host/segment.h"
 #include "host/work.h"
@@ -50,6 +51,8 @@ struct Measures {
   std::size_t window_bytes = 64 * 1024;
   bool can_read_peers = false;
 };
+
+inline constexpr CopyCosts kReadingIsFree{.leaving = 1, .taking = 1, .reading = 0};
 
 /// The processes of a host, attached to one segment.
 class Host {
@@ -120,7 +123,7 @@ class Host {
     const Status status = Session::Begin(
         segment_, Seats(), kFirstProcess + static_cast<std::int64_t>(process), session);
     Check(status.ok(), status.message);
-    session->LetPeersBeRead(measures_.can_read_peers, /*cost=*/0);
+    session->LetPeersBeRead(measures_.can_read_peers, kReadingIsFree);
     jobs_[process]->Attach(std::move(session));
   }
 
