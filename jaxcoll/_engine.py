@@ -167,7 +167,8 @@ def _start(board: Board, core: Any) -> None:
     answers = board.exchange("reading", (core.probe_peers(), own))
     # One that may not read another's memory, as in some containers, decides for all.
     may_read = all(may for may, _ in answers)
-    _state.copy_costs = [sum(costs) / len(answers) for costs in zip(*(c for _, c in answers))]
+    by_kind = zip(*(costs for _, costs in answers), strict=True)
+    _state.copy_costs = [sum(costs) / len(answers) for costs in by_kind]
     core.start(may_read, _state.copy_costs)
 
 
