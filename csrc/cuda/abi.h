@@ -59,6 +59,20 @@ struct Runtime {
   int (*device_enable_peer_access)(int peer, unsigned flags);
 };
 
+/// cudaIpcMemHandle_t; passed by value.
+struct IpcHandle {
+  std::array<char, 64> bytes;
+};
+inline constexpr unsigned kIpcMemLazyEnablePeerAccess = 1;
+
+/// Of the runtime, too: memory of other processes.
+struct Ipc {
+  int (*device_get_pci_bus_id)(char* text, int bytes, int device);
+  int (*device_get_by_pci_bus_id)(int* device, const char* text);
+  int (*get_mem_handle)(IpcHandle* handle, void* memory);
+  int (*open_mem_handle)(void** memory, IpcHandle handle, unsigned flags);
+};
+
 // ---- CUDA driver --------------------------------------------------------------------------------
 
 using Module = CUmod_st*;

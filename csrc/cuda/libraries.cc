@@ -78,6 +78,15 @@ std::string FindRuntime(const std::vector<std::string>& paths, Runtime& runtime)
   return library.problem();
 }
 
+std::string FindIpc(const std::vector<std::string>& paths, Ipc& ipc) {
+  Library library(paths);
+  library.Find("cudaDeviceGetPCIBusId", ipc.device_get_pci_bus_id);
+  library.Find("cudaDeviceGetByPCIBusId", ipc.device_get_by_pci_bus_id);
+  library.Find("cudaIpcGetMemHandle", ipc.get_mem_handle);
+  library.Find("cudaIpcOpenMemHandle", ipc.open_mem_handle);
+  return library.problem();
+}
+
 std::string FindDriver(const std::vector<std::string>& paths, Driver& driver) {
   Library library(paths);
   library.Find("cuModuleLoadData", driver.module_load_data);
@@ -139,6 +148,7 @@ Status Libraries::Open(const LibraryPaths& paths) {
   if (const std::string problem = FindRuntime(paths.runtime, runtime); !problem.empty()) {
     return Internal("CUDA's runtime can't be used (" + problem + ")");
   }
+  ipc_problem = FindIpc(paths.runtime, ipc);
   if (const int error = runtime.runtime_get_version(&runtime_version); error != kCudaSuccess) {
     return OfRuntime("cudaRuntimeGetVersion", error);
   }

@@ -37,6 +37,7 @@ except Exception:
     print(f(jnp.array([1.0, 2.0])))
 """
 
+
 @pytest.fixture
 def waits(monkeypatch):
     """Of a process in which nothing else runs, looked at five times a second."""

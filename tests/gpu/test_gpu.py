@@ -50,6 +50,25 @@ def test_processes_that_share_a_gpu(processes: int):
     assert_whole(run("whole", processes))
 
 
+def assert_small(said: list[Any]) -> None:
+    """Asserts that all processes have found small sums right, and in the order of the ranks."""
+    for text, status in said:
+        assert status == 0, text
+        found = re.search(r"^right: \d+, small: (\d+), by rank: (\d+)$", text, re.M)
+        assert found is not None, text
+        assert found[1] == found[2], text
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_small_sums_of_processes_that_share_a_gpu(processes: int):
+    """Over peer memory: each reads what the others have on the same GPU."""
+    needs(1, sharing=True)
+    said = run("small", processes)
+    if "over peer memory" in said[0].text:  # `jaxcoll.info` says why not
+        pytest.skip(next(line for line in said[0].text.splitlines() if "over peer memory" in line))
+    assert_small(said)
+
+
 def test_all_gpus_of_a_process():
     needs(2)
     assert_whole(run("whole", 1))
