@@ -37,7 +37,6 @@ except Exception:
     print(f(jnp.array([1.0, 2.0])))
 """
 
-
 @pytest.fixture
 def waits(monkeypatch):
     """Of a process in which nothing else runs, looked at five times a second."""

@@ -292,9 +292,7 @@ def test_neither_does_one_of_another_process(caplog, monkeypatch):
     assert "\nprocess 1: it is in Python:\nline 7" in report
 
 
-@pytest.mark.skipif(
-    native_missing() is not None, reason="it is the extension that the thread is in"
-)
+@pytest.mark.skipif(native_missing() is not None, reason="it is the extension that the thread is in")
 def test_the_thread_ends_before_the_interpreter():
     done = subprocess.run([sys.executable, "-c", TELLS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

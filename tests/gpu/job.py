@@ -1,7 +1,7 @@
-"""A process of a job on GPUs, or, to be tried, on CPU devices: job.py (whole | few | small | FAULT).
+"""A process of a job on GPUs, or, to be tried, on CPU devices: job.py KIND.
 
-`whole` and `few`: the table of ops, and training as on one device. `small`: see small_sums.py.
-FAULT: see faults.py.
+KIND: `whole` and `few`: the table of ops, and training as on one device. `small`: see
+small_sums.py. Others: see faults.py.
 """
 
 import importlib
