@@ -370,9 +370,10 @@ def _exchange(
     size: int,
 ) -> int:
     try:
-        data = memoryview((ctypes.c_char * (count * row_bytes)).from_address(rows)).cast("B")
-        parts = [data[i * row_bytes : (i + 1) * row_bytes] for i in range(count)]
+        data = bytearray(ctypes.string_at(rows, count * row_bytes))
+        parts = [memoryview(data)[i * row_bytes : (i + 1) * row_bytes] for i in range(count)]
         problem = exchange([devices[i] for i in range(count)], generation, number, parts)
+        ctypes.memmove(rows, bytes(data), len(data))
     except BaseException as error:  # none may leave a function that C calls
         problem = f"{type(error).__name__}: {error}"
     _write(problem or "", text, size)

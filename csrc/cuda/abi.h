@@ -41,6 +41,7 @@ struct Runtime {
   int (*runtime_get_version)(int* version);
   int (*driver_get_version)(int* version);
   const char* (*get_error_string)(int error);
+  int (*get_last_error)();  // of the thread; forgets it
   int (*get_device)(int* device);
   int (*set_device)(int device);
   int (*stream_create_with_flags)(Stream* stream, unsigned flags);

@@ -58,6 +58,8 @@ Status Clique::ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeo
   if (status.ok()) {
     status = peers_.Connect(libraries(), plan, rounds);
   }
+  // What failed is known; NCCL is not to take it for its own.
+  libraries().runtime.get_last_error();
   for (std::size_t i = 0; i < seats_.size() && status.ok(); ++i) {
     seats_[i]->peers = peers_.seat(i);
   }

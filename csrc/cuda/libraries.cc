@@ -59,6 +59,7 @@ std::string FindRuntime(const std::vector<std::string>& paths, Runtime& runtime)
   library.Find("cudaRuntimeGetVersion", runtime.runtime_get_version);
   library.Find("cudaDriverGetVersion", runtime.driver_get_version);
   library.Find("cudaGetErrorString", runtime.get_error_string);
+  library.Find("cudaGetLastError", runtime.get_last_error);
   library.Find("cudaGetDevice", runtime.get_device);
   library.Find("cudaSetDevice", runtime.set_device);
   library.Find("cudaStreamCreateWithFlags", runtime.stream_create_with_flags);

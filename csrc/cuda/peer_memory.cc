@@ -145,6 +145,7 @@ Status PeerMemory::MakeSeats(const Libraries& libraries, const Plan& plan) {
       status = seat.Create(libraries, plan.image, rank.rank, offers_.size(), windows);
     }
     if (!status.ok()) {
+      status.message = "rank " + std::to_string(rank.rank) + ": " + status.message;
       return status;
     }
   }

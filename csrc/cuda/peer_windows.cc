@@ -96,8 +96,8 @@ Status PeerWindows::Map(const Libraries& libraries, const LocalRank& viewer,
       status = EnableAccess(libraries, own.ordinal);
     }
     if (!status.ok()) {
-      status.message = "rank " + std::to_string(viewer.rank) + " can't reach the memory of rank " +
-                       std::to_string(rank) + ": " + status.message;
+      status.message =
+          "can't reach the memory of rank " + std::to_string(rank) + ": " + status.message;
       return status;
     }
   }

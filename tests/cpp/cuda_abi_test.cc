@@ -36,6 +36,7 @@ constexpr bool kCallable<R (*)(), S (*)()> = kPassedAlike<R, S>;
 SAME(Runtime::runtime_get_version, cudaRuntimeGetVersion);
 SAME(Runtime::driver_get_version, cudaDriverGetVersion);
 SAME(Runtime::get_error_string, cudaGetErrorString);
+SAME(Runtime::get_last_error, cudaGetLastError);
 SAME(Runtime::get_device, cudaGetDevice);
 SAME(Runtime::set_device, cudaSetDevice);
 SAME(Runtime::stream_create_with_flags, cudaStreamCreateWithFlags);

@@ -104,7 +104,6 @@ constexpr int kOutOfMemory = 2;
 constexpr int kInvalidDevice = 101;
 constexpr int kUninitialized = 201;
 constexpr int kFirstBus = 0x10;
-constexpr std::size_t kLargeBytes = 4096;
 constexpr auto kPatience = std::chrono::seconds(20);
 
 std::mutex log_mutex;
@@ -334,13 +333,7 @@ std::atomic<bool> holds_records{false};
 std::atomic<int> far_device{-1};
 std::atomic<bool> breaks_peers{false};
 std::atomic<bool> opens_own{false};
-std::mutex failing_mutex;
-std::string failing;  // a function
-
-bool Fails(const char* function) {
-  const std::lock_guard<std::mutex> lock(failing_mutex);
-  return failing == function;
-}
+std::atomic<bool> refuses_to_open{false};
 
 /// The numbers of the process's devices in the machine; empty: all.
 std::vector<int> VisibleDevices() {
@@ -623,11 +616,8 @@ EXPORT void fake_cuda_break_peers(bool breaks) { breaks_peers = breaks; }
 /// Whether processes may open what they have exported, which CUDA refuses: threads are processes.
 EXPORT void fake_cuda_open_own(bool opens) { opens_own = opens; }
 
-/// A function of CUDA's that fails, or "cudaMalloc of a window"; empty: none.
-EXPORT void fake_cuda_fail(const char* function) {
-  const std::lock_guard<std::mutex> lock(failing_mutex);
-  failing = function;
-}
+/// Whether memory of other processes is not opened.
+EXPORT void fake_cuda_refuse_to_open(bool refuses) { refuses_to_open = refuses; }
 
 /// Whether ncclCommAbort waits, as for a device that is stuck.
 EXPORT void fake_cuda_hold_aborts(bool holds) { holds_aborts = holds; }
@@ -643,6 +633,7 @@ EXPORT int cudaDriverGetVersion(int* version) {
   return 0;
 }
 EXPORT const char* cudaGetErrorString(int /*error*/) { return "fake CUDA error"; }
+EXPORT int cudaGetLastError() { return 0; }
 EXPORT int cudaGetDevice(int* device) {
   *device = current_device;
   return 0;
@@ -663,8 +654,7 @@ EXPORT int cudaStreamQuery(CUstream_st* stream) {
   return stream->work.empty() ? stream->error : kCudaErrorNotReady;
 }
 EXPORT int cudaMalloc(void** data, std::size_t bytes) {
-  const bool fails = bytes > kLargeBytes && Fails("cudaMalloc of a window");
-  *data = fails ? nullptr : DeviceMemory::Get().Allocate(bytes);
+  *data = DeviceMemory::Get().Allocate(bytes);
   return *data == nullptr ? kOutOfMemory : 0;
 }
 EXPORT int cudaStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned /*flags*/) {
@@ -737,7 +727,7 @@ EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
 EXPORT int cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
   const std::vector<int> visible = VisibleDevices();
   const auto at = static_cast<std::size_t>(device);
-  if (Fails("cudaDeviceGetPCIBusId") || (!visible.empty() && at >= visible.size())) {
+  if (!visible.empty() && at >= visible.size()) {
     return kInvalidDevice;
   }
   const int bus = kFirstBus + (visible.empty() ? device : visible[at]);
@@ -761,12 +751,10 @@ EXPORT int cudaDeviceGetByPCIBusId(int* device, const char* text) {
   return 0;
 }
 EXPORT int cudaIpcGetMemHandle(IpcHandle* handle, void* memory) {
-  return Fails("cudaIpcGetMemHandle") || !DeviceMemory::Get().Describe(memory, *handle)
-             ? kInvalidArgument
-             : 0;
+  return DeviceMemory::Get().Describe(memory, *handle) ? 0 : kInvalidArgument;
 }
 EXPORT int cudaIpcOpenMemHandle(void** memory, IpcHandle handle, unsigned flags) {
-  if (Fails("cudaIpcOpenMemHandle") || flags != kIpcMemLazyEnablePeerAccess) {
+  if (refuses_to_open || flags != kIpcMemLazyEnablePeerAccess) {
     return kInvalidArgument;
   }
   if (DeviceMemory::PidOf(handle) == getpid() && !opens_own) {

@@ -17,6 +17,7 @@
 #include <span>                // std::span
 #include <string>              // std::string, std::to_string
 #include <thread>              // std::thread
+#include <utility>             // std::pair
 #include <vector>              // std::vector
 
 #include "core/clock.h"
@@ -66,17 +67,6 @@ const Libraries& OpenLibraries() {
   }();
   return *libraries;
 }
-
-/// Has a function of CUDA's fail, in all threads, until its end.
-struct Failing {
-  explicit Failing(const char* function) { Set(function); }
-  Failing(const Failing&) = delete;
-  Failing& operator=(const Failing&) = delete;
-  ~Failing() { Set(""); }
-  static void Set(const char* function) {
-    OfFake<void (*)(const char*)>("fake_cuda_fail")(function);
-  }
-};
 
 // ---- Processes ----------------------------------------------------------------------------------
 
@@ -214,9 +204,13 @@ bool AllSucceed(Context& context, const std::vector<Status>& statuses) {
   return ok;
 }
 
+void ExpectIn(Context& context, const std::string& text, const std::string& part) {
+  context.Expect(text.find(part) != std::string::npos, text);
+}
+
 void ExpectInAll(Context& context, const std::vector<Status>& statuses, const std::string& part) {
   for (const Status& status : statuses) {
-    context.Expect(status.message.find(part) != std::string::npos, [&] { return status.message; });
+    ExpectIn(context, status.message, part);
   }
 }
 
@@ -284,8 +278,7 @@ void ExpectNccl(Context& context, Job& job, const std::string& reason, std::size
   const std::string log = TakeLog();
   context.Expect(Lines(log, "all_reduce") == job.num_ranks() && Lines(log, "kernel") == 0, log);
   for (std::size_t rank = 0; rank < job.num_ranks(); ++rank) {
-    const std::string& problem = job.CliqueOf(rank).peer_problem();
-    context.Expect(problem.find(reason) != std::string::npos, problem);
+    ExpectIn(context, job.CliqueOf(rank).peer_problem(), reason);
   }
   context.Expect(notices.size() == num_notices, "who did not expect it says so");
   for (const std::string& notice : notices) {
@@ -295,18 +288,44 @@ void ExpectNccl(Context& context, Job& job, const std::string& reason, std::size
   }
 }
 
+/// What fails in one process, and how.
+const std::vector<std::pair<std::string, void (*)(Libraries&)>> kBroken{
+    {"cudaMalloc: fake CUDA error",
+     [](Libraries& of) {
+       of.runtime.malloc = [](void** data, std::size_t bytes) {
+         const bool is_window = bytes > sizeof(std::int32_t);
+         return is_window ? 2 : OpenLibraries().runtime.malloc(data, bytes);
+       };
+     }},
+    {"cudaMemsetAsync: fake CUDA error",
+     [](Libraries& of) { of.runtime.memset_async = [](auto...) { return 1; }; }},
+    {"cudaDeviceGetPCIBusId: fake CUDA error",
+     [](Libraries& of) { of.ipc.device_get_pci_bus_id = [](auto...) { return 1; }; }},
+    {"cudaIpcGetMemHandle: fake CUDA error",
+     [](Libraries& of) { of.ipc.get_mem_handle = [](auto...) { return 1; }; }},
+    {"cudaDeviceCanAccessPeer: fake CUDA error",
+     [](Libraries& of) { of.runtime.device_can_access_peer = [](auto...) { return 1; }; }},
+    {"cudaIpcOpenMemHandle: fake CUDA error",
+     [](Libraries& of) { of.ipc.open_mem_handle = [](auto...) { return 1; }; }},
+    {"cuModuleGetFunction: CUDA error",
+     [](Libraries& of) {
+       of.driver.module_get_function = [](Function* function, Module module, const char* name) {
+         const bool is_check = std::string(name) == "jaxcoll_check";
+         return is_check ? OpenLibraries().driver.module_get_function(function, module, name) : 1;
+       };
+     }},
+};
+
 void WhatOneCannotDoNobodyDoes(Context& context) {
-  for (const char* const function : {"cudaMalloc of a window", "cudaDeviceGetPCIBusId",
-                                     "cudaIpcGetMemHandle", "cudaIpcOpenMemHandle"}) {
-    const Failing failing(function);
-    Job job(2, {});
-    const std::string name = std::string(function).substr(0, std::string(function).find(' '));
-    ExpectNccl(context, job, name + ": fake CUDA error", 2);
-  }
-  {
-    Job job(2,
-            {.change = [](Surroundings& of) { of.peer_image = process == 1 ? nullptr : kImage; }});
-    ExpectNccl(context, job, "rank 1: there are no kernels for it (built without nvcc", 1);
+  const Libraries& libraries = OpenLibraries();
+  for (const auto& [name, breaks] : kBroken) {
+    Libraries broken = libraries;
+    breaks(broken);
+    Job job(2, {.change = [&](Surroundings& of) {
+              of.libraries = process == 1 ? &broken : &libraries;
+            }});
+    ExpectNccl(context, job, "rank 1", 2);
+    ExpectIn(context, job.CliqueOf(0).peer_problem(), name);
   }
   {
     Job job(2, {.change = [](Surroundings& of) { of.host = process; }});
@@ -315,7 +334,7 @@ void WhatOneCannotDoNobodyDoes(Context& context) {
   OfFake<void (*)(int)>("fake_cuda_set_far_device")(1);
   {
     Job job(2, {});
-    ExpectNccl(context, job, "rank 0 can't reach the memory of rank 1: CUDA says", 2);
+    ExpectNccl(context, job, "rank 0: can't reach the memory of rank 1: CUDA says", 2);
   }
   {
     Job job(2, {.do_share = true});  // its one device is reached

@@ -4,6 +4,7 @@ KIND: `sums`: all dtypes; `refused`: the last process can't map the others' memo
 process stays away from a call.
 """
 
+import ctypes
 import logging
 import os
 import pathlib
@@ -36,7 +37,7 @@ def main(kind: str, libraries: pathlib.Path) -> None:
     all_devices = jax.devices
     jax.devices = lambda platform=None: all_devices()
     if kind == "refused" and _is_last():
-        engine.fake.fake_cuda_fail(b"cudaIpcOpenMemHandle")
+        engine.fake.fake_cuda_refuse_to_open(ctypes.c_bool(True))
     with jax.enable_x64(True):
         _KINDS[kind](lambda: engine.fake.fake_cuda_take_log().decode())
 

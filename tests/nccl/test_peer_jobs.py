@@ -35,12 +35,13 @@ def test_sums_of_all_dtypes(processes: int, gpus: str, run: Run):
 def test_what_one_cannot_do_nobody_does(run: Run):
     for lines in run("refused", 2).values():
         (reason,) = (line for line in lines if line.startswith("reason: "))
-        assert reason.startswith("reason: rank 1 can't reach the memory of rank 0: cudaIpcOpenMem")
+        assert reason.startswith("reason: rank 1: can't reach the memory of rank 0: cudaIpcOpenMem")
         (said,) = (line for line in lines if line.startswith("said: "))
-        assert re.search(r"small sums of devices .* are NCCL's: rank 1 can't reach", said)
+        assert re.search(r"small sums of devices .* are NCCL's: rank 1: can't reach", said)
 
 
 def test_one_that_stays_away_is_named(run: Run):
     lines = run("late", 2, expect=None)[0]
     (raised,) = (line for line in lines if line.startswith("raised after "))
-    assert re.search(r"^raised after [1-4] s: .*all_reduce over", raised), raised
+    named = r'all_reduce over "x" of .*: waited 1.0 s for other processes, devices 2048'
+    assert re.search(rf"^raised after [1-4] s: .*{named}", raised), raised
