@@ -128,6 +128,7 @@ class Messages {
 
  private:
   static const char* Folder() {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody sets variables meanwhile
     static const char* const folder = std::getenv("FAKE_CUDA_FOLDER");
     return folder;
   }

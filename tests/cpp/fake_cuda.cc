@@ -338,7 +338,7 @@ std::atomic<bool> refuses_to_open{false};
 /// The numbers of the process's devices in the machine; empty: all.
 std::vector<int> VisibleDevices() {
   std::vector<int> visible;
-  const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");
+  const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");  // NOLINT(concurrency-mt-unsafe)
   std::istringstream stream(text == nullptr ? "" : text);
   for (std::string one; std::getline(stream, one, ',');) {
     visible.push_back(std::stoi(one));

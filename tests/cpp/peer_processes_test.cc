@@ -289,43 +289,49 @@ void ExpectNccl(Context& context, Job& job, const std::string& reason, std::size
 }
 
 /// What fails in one process, and how.
-const std::vector<std::pair<std::string, void (*)(Libraries&)>> kBroken{
-    {"cudaMalloc: fake CUDA error",
-     [](Libraries& of) {
-       of.runtime.malloc = [](void** data, std::size_t bytes) {
-         const bool is_window = bytes > sizeof(std::int32_t);
-         return is_window ? 2 : OpenLibraries().runtime.malloc(data, bytes);
-       };
-     }},
-    {"cudaMemsetAsync: fake CUDA error",
-     [](Libraries& of) { of.runtime.memset_async = [](auto...) { return 1; }; }},
-    {"cudaDeviceGetPCIBusId: fake CUDA error",
-     [](Libraries& of) { of.ipc.device_get_pci_bus_id = [](auto...) { return 1; }; }},
-    {"cudaIpcGetMemHandle: fake CUDA error",
-     [](Libraries& of) { of.ipc.get_mem_handle = [](auto...) { return 1; }; }},
-    {"cudaDeviceCanAccessPeer: fake CUDA error",
-     [](Libraries& of) { of.runtime.device_can_access_peer = [](auto...) { return 1; }; }},
-    {"cudaIpcOpenMemHandle: fake CUDA error",
-     [](Libraries& of) { of.ipc.open_mem_handle = [](auto...) { return 1; }; }},
-    {"cuModuleGetFunction: CUDA error",
-     [](Libraries& of) {
-       of.driver.module_get_function = [](Function* function, Module module, const char* name) {
-         const bool is_check = std::string(name) == "jaxcoll_check";
-         return is_check ? OpenLibraries().driver.module_get_function(function, module, name) : 1;
-       };
-     }},
+struct Broken {
+  const char* error;
+  void (*breaks)(Libraries& of);
+};
+constexpr std::array kBroken{
+    Broken{"cudaMalloc: fake CUDA error",
+           [](Libraries& of) {
+             of.runtime.malloc = [](void** data, std::size_t bytes) {
+               const bool is_window = bytes > sizeof(std::int32_t);
+               return is_window ? 2 : OpenLibraries().runtime.malloc(data, bytes);
+             };
+           }},
+    Broken{"cudaMemsetAsync: fake CUDA error",
+           [](Libraries& of) { of.runtime.memset_async = [](auto...) { return 1; }; }},
+    Broken{"cudaDeviceGetPCIBusId: fake CUDA error",
+           [](Libraries& of) { of.ipc.device_get_pci_bus_id = [](auto...) { return 1; }; }},
+    Broken{"cudaIpcGetMemHandle: fake CUDA error",
+           [](Libraries& of) { of.ipc.get_mem_handle = [](auto...) { return 1; }; }},
+    Broken{"cudaDeviceCanAccessPeer: fake CUDA error",
+           [](Libraries& of) { of.runtime.device_can_access_peer = [](auto...) { return 1; }; }},
+    Broken{"cudaIpcOpenMemHandle: fake CUDA error",
+           [](Libraries& of) { of.ipc.open_mem_handle = [](auto...) { return 1; }; }},
+    Broken{"cuModuleGetFunction: CUDA error",
+           [](Libraries& of) {
+             of.driver.module_get_function = [](Function* function, Module module,
+                                                const char* name) {
+               const bool is_check = std::string(name) == "jaxcoll_check";
+               return is_check ? OpenLibraries().driver.module_get_function(function, module, name)
+                               : 1;
+             };
+           }},
 };
 
 void WhatOneCannotDoNobodyDoes(Context& context) {
   const Libraries& libraries = OpenLibraries();
-  for (const auto& [name, breaks] : kBroken) {
+  for (const auto& [error, breaks] : kBroken) {
     Libraries broken = libraries;
     breaks(broken);
     Job job(2, {.change = [&](Surroundings& of) {
               of.libraries = process == 1 ? &broken : &libraries;
             }});
     ExpectNccl(context, job, "rank 1", 2);
-    ExpectIn(context, job.CliqueOf(0).peer_problem(), name);
+    ExpectIn(context, job.CliqueOf(0).peer_problem(), error);
   }
   {
     Job job(2, {.change = [](Surroundings& of) { of.host = process; }});
