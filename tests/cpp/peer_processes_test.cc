@@ -204,13 +204,13 @@ bool AllSucceed(Context& context, const std::vector<Status>& statuses) {
   return ok;
 }
 
-void ExpectIn(Context& context, const std::string& text, const std::string& part) {
+void ExpectPart(Context& context, const std::string& text, const std::string& part) {
   context.Expect(text.find(part) != std::string::npos, text);
 }
 
 void ExpectInAll(Context& context, const std::vector<Status>& statuses, const std::string& part) {
   for (const Status& status : statuses) {
-    ExpectIn(context, status.message, part);
+    ExpectPart(context, status.message, part);
   }
 }
 
@@ -278,7 +278,7 @@ void ExpectNccl(Context& context, Job& job, const std::string& reason, std::size
   const std::string log = TakeLog();
   context.Expect(Lines(log, "all_reduce") == job.num_ranks() && Lines(log, "kernel") == 0, log);
   for (std::size_t rank = 0; rank < job.num_ranks(); ++rank) {
-    ExpectIn(context, job.CliqueOf(rank).peer_problem(), reason);
+    ExpectPart(context, job.CliqueOf(rank).peer_problem(), reason);
   }
   context.Expect(notices.size() == num_notices, "who did not expect it says so");
   for (const std::string& notice : notices) {
@@ -331,7 +331,7 @@ void WhatOneCannotDoNobodyDoes(Context& context) {
               of.libraries = process == 1 ? &broken : &libraries;
             }});
     ExpectNccl(context, job, "rank 1", 2);
-    ExpectIn(context, job.CliqueOf(0).peer_problem(), error);
+    ExpectPart(context, job.CliqueOf(0).peer_problem(), error);
   }
   {
     Job job(2, {.change = [](Surroundings& of) { of.host = process; }});
