@@ -1,13 +1,14 @@
 """A process of a job that sums over peer memory on the fake: job_sums.py KIND LIBRARIES.
 
-KIND: `sums`: all dtypes; `refused`: the last process can't map the others' memory; `late`: the last
-process stays away from a call.
+KIND: `sums`: all dtypes, and after a reset; `refused`: the last process can't map the others'
+memory; `late` and `killed`: the last process stays away from a call, or dies before it.
 """
 
 import ctypes
 import logging
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -40,6 +41,11 @@ def main(kind: str, libraries: pathlib.Path) -> None:
         engine.fake.fake_cuda_refuse_to_open(ctypes.c_bool(True))
     with jax.enable_x64(True):
         _KINDS[kind](lambda: engine.fake.fake_cuda_take_log().decode())
+        if kind == "sums":
+            engine.jaxcoll_cuda_reset()  # new windows
+            assert float(_run(_program())[0]) == jax.process_count()
+            assert "memory of process" in engine.fake.fake_cuda_take_log().decode()
+            print("and after a reset")
 
 
 def _sum_all(log: Log) -> None:
@@ -73,14 +79,14 @@ def _sum_with_nccl(log: Log) -> None:
     print("said:", *(text for text in said if "are NCCL's" in text))
 
 
-def _stay_away(log: Log) -> None:
+def _stay_away(log: Log, leave: Callable[[], None] = lambda: time.sleep(5 * LIMIT_S)) -> None:
     del log
     program = _program()
     for _ in range(2):  # the first time has another limit
         _run(program)
     jaxcoll.config.timeout_s = LIMIT_S
     if _is_last():
-        time.sleep(5 * LIMIT_S)
+        leave()
         os._exit(0)
     begun = time.monotonic()
     try:
@@ -92,7 +98,11 @@ def _stay_away(log: Log) -> None:
     os._exit(0)
 
 
-_KINDS = {"sums": _sum_all, "refused": _sum_with_nccl, "late": _stay_away}
+def _die(log: Log) -> None:
+    _stay_away(log, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+_KINDS = {"sums": _sum_all, "refused": _sum_with_nccl, "late": _stay_away, "killed": _die}
 
 
 def _is_last() -> bool:

@@ -30,6 +30,7 @@ def run(libraries: pathlib.Path, tmp_path: pathlib.Path) -> Run:
 def test_sums_of_all_dtypes(processes: int, gpus: str, run: Run):
     for lines in run("sums", processes, gpus).values():
         assert "all right" in lines
+        assert "and after a reset" in lines
 
 
 def test_what_one_cannot_do_nobody_does(run: Run):
@@ -40,8 +41,9 @@ def test_what_one_cannot_do_nobody_does(run: Run):
         assert re.search(r"small sums of devices .* are NCCL's: rank 1: can't reach", said)
 
 
-def test_one_that_stays_away_is_named(run: Run):
-    lines = run("late", 2, expect=None)[0]
+@pytest.mark.parametrize("kind", ["late", "killed"])
+def test_one_that_does_not_come_is_named(kind: str, run: Run):
+    lines = run(kind, 2, expect=None)[0]
     (raised,) = (line for line in lines if line.startswith("raised after "))
     named = r'all_reduce over "x" of .*: waited 1.0 s for other processes, devices 2048'
     assert re.search(rf"^raised after [1-4] s: .*{named}", raised), raised
