@@ -135,6 +135,7 @@ def measure(
         times = in_turns(ways, together, ROW_S, rounds)
         found = summary(times, case.in_a_row)
         row["bus GB/s"] = case.moved / found["us"]["ours"] / 1e3
+        row["order"] = programs.order()
         yield row | _measured(found, len(times["ours"]), together, programs.wrong)
 
 

@@ -11,7 +11,8 @@ _NOTE = (
     "*lax*: the same program on XLA's NCCL, where that runs. *nccl*: NCCL alone, called in C with "
     "no program around it; for a collective matmul its collective alone. *copy*: a copy of a "
     "rank's operand on its own GPU. *alone*: the matmul of all blocks, or the step, without "
-    "communication. *bus GB/s*: what a rank has to send at least, over the time. *wrong*: elements "
+    "communication. *bus GB/s*: what a rank has to send at least, over the time. *order*: of sums; "
+    "`by rank` over peer memory. *wrong*: elements "
     "of ours that differ from what the ranks' numbers say, and of the step, losses."
 )
 
@@ -29,7 +30,7 @@ def section(of: dict[str, Any]) -> str:
     if of["failed"]:
         lines += [f"**It has failed**: {of['failed']}", ""]
     ratios = [f"{way} / ours" for way in _WAYS[1:]]
-    columns = ["call", "of", *_WAYS, *ratios, "bus GB/s", "rounds", "wrong"]
+    columns = ["call", "of", *_WAYS, *ratios, "bus GB/s", "order", "rounds", "wrong"]
     lines += [f"| {' | '.join(columns)} |", "|---|---|" + "--:|" * (len(columns) - 2)]
     lines += [_line(row, len(columns)) for row in of["rows"]]
     return "\n".join(lines) + "\n"
@@ -42,7 +43,8 @@ def _line(row: dict[str, Any], columns: int) -> str:
     else:
         cells += [_number(row["us"].get(way), ".1f") for way in _WAYS]
         cells += [_number(row["over ours"].get(way), ".2f") for way in _WAYS[1:]]
-        cells += [_number(row.get("bus GB/s"), ".1f"), str(row["rounds"]), str(row["wrong"])]
+        cells += [_number(row.get("bus GB/s"), ".1f"), row.get("order", "")]
+        cells += [str(row["rounds"]), str(row["wrong"])]
     return f"| {' | '.join(cells)} |"
 
 

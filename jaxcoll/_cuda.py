@@ -19,6 +19,7 @@ import jax
 
 from jaxcoll import _compat
 from jaxcoll._config import config, logger
+from jaxcoll._host import host
 
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # Of each library: the package that holds it in its folder `lib`, and its name there; in the order
@@ -42,15 +43,14 @@ _DAY_S = 86_400
 _PATIENCE_S = 2.0
 
 # As csrc/cuda/engine.h, Callbacks.
-_ID_BYTES = 128
-_EXCHANGE_ID = ctypes.CFUNCTYPE(
+_EXCHANGE = ctypes.CFUNCTYPE(
     ctypes.c_int,
-    *(ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t, ctypes.c_int64),
-    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+    *(ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t, ctypes.c_int64, ctypes.c_int64),
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t),
 )
 _SITE_TEXT = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
 _IS_ANYONE_EXCUSED = ctypes.CFUNCTYPE(ctypes.c_int)
-_REPORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_SAY = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
 class Target(NamedTuple):
@@ -140,7 +140,8 @@ def _opened(
         return None, text.value.decode(errors="replace")
     library.jaxcoll_cuda_set_traps(os.environ.get("JAXCOLL_CUDA_TRAP", "1") != "0")
     library.jaxcoll_cuda_set_peers(os.environ.get("JAXCOLL_CUDA_PEERS", "1") != "0")
-    library.jaxcoll_cuda_set_callbacks(_exchange_id, _site_text, _is_anyone_excused, _report)
+    library.jaxcoll_cuda_set_host(int.from_bytes(hashlib.sha256(host().encode()).digest()[:8]))
+    library.jaxcoll_cuda_set_callbacks(_exchange, _site_text, _is_anyone_excused, _report, _notice)
     config._on_change("timeout_s", ft.partial(_set_limit, library.jaxcoll_cuda_set_timeout))
     config._on_change(
         "compile_timeout_s", ft.partial(_set_limit, library.jaxcoll_cuda_set_compile_timeout)
@@ -161,12 +162,14 @@ def _declare(library: ctypes.CDLL) -> None:
             None,
             [ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int32), size],
         ),
-        "set_callbacks": (None, [_EXCHANGE_ID, _SITE_TEXT, _IS_ANYONE_EXCUSED, _REPORT]),
+        "set_callbacks": (None, [_EXCHANGE, _SITE_TEXT, _IS_ANYONE_EXCUSED, _SAY, _SAY]),
         "set_recorder": (None, [pointer] * 4),
         "set_timeout": (None, [ctypes.c_int64]),
         "set_compile_timeout": (None, [ctypes.c_int64]),
         "set_traps": (None, [ctypes.c_int]),
         "set_peers": (None, [ctypes.c_int]),
+        "set_host": (None, [ctypes.c_uint64]),
+        "ipc_problem": (None, [text, size]),
         "peer_problem": (None, [ctypes.POINTER(ctypes.c_int64), size, text, size]),
         "reset": (None, []),
         "stop": (None, []),
@@ -217,10 +220,20 @@ def matmul_problem(library: ctypes.CDLL) -> str | None:
 
 
 def peer_problem(library: ctypes.CDLL, devices: Sequence[int]) -> str | None:
-    """Says why small sums of these devices, by rank, don't go over peer memory, or None."""
+    """Says why small sums of these devices, by rank, don't go over peer memory, or None.
+
+    Of a group in several processes that is not connected yet: as far as this process knows.
+    """
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     ids = (ctypes.c_int64 * len(devices))(*devices)
     library.jaxcoll_cuda_peer_problem(ids, len(devices), text, len(text))
+    return text.value.decode() or None
+
+
+def ipc_problem(library: ctypes.CDLL) -> str | None:
+    """Says why GPUs can't read the memory of another process, or None."""
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    library.jaxcoll_cuda_ipc_problem(text, len(text))
     return text.value.decode() or None
 
 
@@ -331,7 +344,12 @@ def _is_anyone_excused() -> int:
         return 0
 
 
-@_REPORT
+@_SAY
+def _notice(text: bytes) -> None:
+    logger.warning("jaxcoll: %s", text.decode(errors="replace"))
+
+
+@_SAY
 def _report(text: bytes) -> None:
     _failures.append(text.decode(errors="replace"))
     logger.error(
@@ -340,17 +358,22 @@ def _report(text: bytes) -> None:
     )
 
 
-@_EXCHANGE_ID
-def _exchange_id(
-    devices: Any, count: int, generation: int, unique_id: int, text: int, size: int
+@_EXCHANGE
+def _exchange(
+    devices: Any,
+    count: int,
+    generation: int,
+    number: int,
+    rows: int,
+    row_bytes: int,
+    text: int,
+    size: int,
 ) -> int:
     try:
-        problem = exchange(
-            [devices[i] for i in range(count)],
-            generation,
-            lambda: ctypes.string_at(unique_id, _ID_BYTES),
-            lambda found: ctypes.memmove(unique_id, found, _ID_BYTES),
-        )
+        data = bytearray(ctypes.string_at(rows, count * row_bytes))
+        parts = [memoryview(data)[i * row_bytes : (i + 1) * row_bytes] for i in range(count)]
+        problem = exchange([devices[i] for i in range(count)], generation, number, parts)
+        ctypes.memmove(rows, bytes(data), len(data))
     except BaseException as error:  # none may leave a function that C calls
         problem = f"{type(error).__name__}: {error}"
     _write(problem or "", text, size)
@@ -361,16 +384,19 @@ _GAVE_UP = "gave up: "
 
 
 def exchange(
-    devices: Sequence[int],
-    generation: int,
-    own_id: Callable[[], bytes],
-    take_id: Callable[[bytes], Any],
+    devices: Sequence[int], generation: int, number: int, rows: Sequence[memoryview]
 ) -> str | None:
-    """Hands rank 0's id to the processes of a group when all have come; says why that failed.
+    """Makes a round of the processes of a group (csrc/cuda/rounds.h); says why it failed.
 
-    Who comes says so, and the process of rank 0 says the id with it: to wait for all is to have it.
-    Then each says that it has it, or why not, and waits for all once more. So who goes on to NCCL
-    finds the others there, unless one of them ends in that moment.
+    Each says what stands in the rows of its devices, and gets what the others say, when all have
+    come. Who gives up in a round says so in the next one, so that those who come later do not wait
+    for it.
+
+    Args:
+        devices: global ids, in rank order.
+        generation: how often communicators were made anew.
+        number: of the round, from 0.
+        rows: of one size, for each device; filled in where it is another process's.
     """
     client = _compat.distributed_client()
     if client is None:
@@ -379,36 +405,37 @@ def exchange(
     if missing := [device for device in devices if device not in process_of]:
         return f"JAX has no devices {missing}"
     me, _ = _compat.process_id_and_count()
-    root = process_of[devices[0]]
-    others = sorted({process_of[device] for device in devices} - {me})
+    rows_of: dict[int, list[memoryview]] = {}
+    for device, row in zip(devices, rows, strict=True):
+        rows_of.setdefault(process_of[device], []).append(row)
     group = hashlib.sha256(repr(list(devices)).encode()).hexdigest()[:16]
     key = f"jaxcoll/cuda/{generation}/{group}"
-    # The others may still compile the program.
-    limits = (config.timeout_s, config.compile_timeout_s)
-    limit_s = max(_DAY_S if limit is None else limit for limit in limits)
-
-    client.key_value_set(f"{key}/{me}", own_id().hex() if me == root else "here")
+    client.key_value_set(f"{key}/{number}/{me}", b"".join(rows_of[me]).hex())
     said, problem = _ask(
-        client, f"{key}/%d", others, limit_s, "has not begun a program with a collective over them"
+        client, f"{key}/{number}/%d", sorted(set(rows_of) - {me}), number, _limit_s(number)
     )
-    client.key_value_set(f"{key}/then/{me}", _GAVE_UP + problem if problem else "has all")
     if problem:
+        client.key_value_set(f"{key}/{number + 1}/{me}", _GAVE_UP + problem)
         return problem
-    then, problem = _ask(
-        client, f"{key}/then/%d", others, limit_s, "has not got an answer from all the others"
-    )
-    for process, text in then.items():
-        if text.startswith(_GAVE_UP):
-            return f"process {process} {text}"
-    if problem is None and me != root:
-        take_id(bytes.fromhex(said[root]))
-    return problem
+    for process, text in said.items():
+        data = bytes.fromhex(text)
+        for i, row in enumerate(rows_of[process]):
+            row[:] = data[i * len(row) : (i + 1) * len(row)]
+    return None
+
+
+def _limit_s(number: int) -> float:
+    """Returns how long a process waits for the others in a round."""
+    limits = [config.timeout_s]
+    if number == 0:  # they may still compile the program
+        limits.append(config.compile_timeout_s)
+    return max(_DAY_S if limit is None else limit for limit in limits)
 
 
 def _ask(
-    client: Any, key: str, processes: Sequence[int], limit_s: float, has_not: str
+    client: Any, key: str, processes: Sequence[int], number: int, limit_s: float
 ) -> tuple[dict[int, str], str | None]:
-    """Returns what processes say under `key`, and who does not."""
+    """Returns what processes say under `key`, and who does not or has given up."""
     said: dict[int, str] = {}
     until = time.monotonic() + limit_s
     for process in processes:
@@ -416,5 +443,12 @@ def _ask(
         try:
             said[process] = client.blocking_key_value_get(key % process, left_ms)
         except jax.errors.JaxRuntimeError as error:
+            has_not = (
+                "has not gone on to make its communicators"
+                if number
+                else "has not begun a program with a collective over them"
+            )
             return said, f"process {process} {has_not} within {limit_s:g} s ({error})"
+        if said[process].startswith(_GAVE_UP):
+            return said, f"process {process} {said[process]}"
     return said, None

@@ -13,9 +13,7 @@ import functools as ft
 import os
 import re
 import secrets
-import socket
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +22,7 @@ from jax.extend.core import Primitive
 from jaxcoll import _compat, _crossovers, _cuda, _door, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
+from jaxcoll._host import host
 from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, watcher
 
@@ -343,7 +342,7 @@ def host_of(process: int) -> str:
 def _card() -> dict[str, Any]:
     """What a process tells all others."""
     return {
-        "host": _host(),
+        "host": host(),
         "pid": os.getpid(),
         "devices": _processes.expected_devices(),
         "cores": _processes.num_cpus(),
@@ -417,17 +416,6 @@ def _segment_bytes() -> int | None:
             f"{value!r}."
         )
     return int(match[1]) * units[match[2]]
-
-
-def _host() -> str:
-    """Returns the same for processes that can see one another, and for no others."""
-    if chosen := os.environ.get("JAXCOLL_HOST_ID"):
-        return chosen
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
 
 
 def _version() -> str:

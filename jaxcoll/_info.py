@@ -95,6 +95,8 @@ def info() -> Info:
         off["matmuls on GPUs"] = reason
     if gpu is not None and (reason := _cuda.peer_problem(gpu, ())):
         off["small sums over peer memory of GPUs"] = f"{reason}; NCCL does them"
+    if gpu is not None and (reason := _cuda.ipc_problem(gpu)):
+        off["small sums over peer memory between processes"] = f"{reason}; NCCL does them"
     on_gpus = {} if gpu is None else _cuda.versions(gpu)
     return Info(
         versions={"python": platform.python_version(), **_versions(), **on_gpus},

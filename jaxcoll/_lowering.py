@@ -84,7 +84,8 @@ class Call:
         in_place: whether result i takes the memory of operand i.
         operands: the leaves, where they are not the equation's own.
         finish: what is left to do with the results.
-        over_peers: whether it is done over memory that GPUs read of each other, not over NCCL.
+        over_peers: whether it is done over memory that GPUs read of each other, not over NCCL, as
+            far as that is known before the first run.
     """
 
     attributes: Mapping[str, int | Sequence[int]]

@@ -14,14 +14,15 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from jaxcoll import _compat, _native
+from jaxcoll import _compat, _engine, _native
 from jaxcoll._lowering import Call, Context, Groups
 from jaxcoll._nccl_types import Carried, carried
 from jaxcoll._types import DTYPES, REDUCE_OPS, reduction_problem
 
 Params = dict[str, Any]
 
-# Bytes and leaves of a tree whose sum goes over peer memory.
+# Bytes and leaves of a tree whose sum goes over peer memory: as csrc/cuda/peer_call.h and
+# csrc/cuda/peer_seat.h have them; both are guesses.
 _MOST_OVER_PEERS = 256 << 10
 _MOST_LEAVES = 4
 
@@ -53,8 +54,11 @@ def all_reduce(ctx: Context, operands: Sequence[Any], reduction: str, groups: Gr
         aval.size * np.dtype(way.dtype).itemsize
         for way, aval in zip(found, ctx.avals_in, strict=True)
     ]
-    over_peers = op == "sum" and _goes_over_peers(ctx, sizes, groups)
-    attributes["over_peers"] = int(over_peers)
+    fits = sum(sizes) <= _MOST_OVER_PEERS and len(sizes) <= _MOST_LEAVES
+    is_small_sum = op == "sum" and fits
+    # The same on all processes, whatever each of them knows: the group's communicators tell.
+    attributes["is_small_sum"] = int(is_small_sum)
+    over_peers = is_small_sum and _have_peer_memory(ctx, groups)
 
     def finish(results: Sequence[ir.Value]) -> Sequence[ir.Value]:
         return [
@@ -68,16 +72,20 @@ def all_reduce(ctx: Context, operands: Sequence[Any], reduction: str, groups: Gr
     )
 
 
-def _goes_over_peers(ctx: Context, sizes: Sequence[int], groups: Groups) -> bool:
-    """Tells whether a sum is small enough, and GPUs read each other's memory in all groups.
-
-    As csrc/cuda/peer_call.h and csrc/cuda/peer_memory.h have it; both are guesses.
-    """
+def _have_peer_memory(ctx: Context, groups: Groups) -> bool:
+    """Tells whether GPUs read each other's memory in all groups, as far as is known by now."""
     devices = _compat.mesh_devices(ctx)
-    if devices is None or sum(sizes) > _MOST_OVER_PEERS or len(sizes) > _MOST_LEAVES:
+    if devices is None:
         return False
-    ids = [[devices[member].id for member in group] for group in groups]
-    return not any(map(_native.gpu_peer_problem, ids))
+    for group in groups:
+        members = [devices[member] for member in group]
+        if _engine.knows_hosts():
+            hosts = {_engine.host_of(device.process_index) for device in members}
+            if len(hosts) > 1:
+                return False
+        if _native.gpu_peer_problem([device.id for device in members]):
+            return False
+    return True
 
 
 def reduce_scatter(ctx: Context, x: ir.Value, params: Params, groups: Groups) -> Call | str:

@@ -41,6 +41,7 @@ struct Runtime {
   int (*runtime_get_version)(int* version);
   int (*driver_get_version)(int* version);
   const char* (*get_error_string)(int error);
+  int (*get_last_error)();  // of the thread; forgets it
   int (*get_device)(int* device);
   int (*set_device)(int device);
   int (*stream_create_with_flags)(Stream* stream, unsigned flags);
@@ -57,6 +58,20 @@ struct Runtime {
   int (*host_alloc)(void** data, std::size_t bytes, unsigned flags);
   int (*device_can_access_peer)(int* can, int device, int peer);
   int (*device_enable_peer_access)(int peer, unsigned flags);
+};
+
+/// cudaIpcMemHandle_t; passed by value.
+struct IpcHandle {
+  std::array<char, 64> bytes;
+};
+inline constexpr unsigned kIpcMemLazyEnablePeerAccess = 1;
+
+/// Of the runtime, too: memory of other processes.
+struct Ipc {
+  int (*device_get_pci_bus_id)(char* text, int bytes, int device);
+  int (*device_get_by_pci_bus_id)(int* device, const char* text);
+  int (*get_mem_handle)(IpcHandle* handle, void* memory);
+  int (*open_mem_handle)(void** memory, IpcHandle handle, unsigned flags);
 };
 
 // ---- CUDA driver --------------------------------------------------------------------------------

@@ -1,9 +1,7 @@
 #include "cuda/clique.h"
 
-#include <algorithm>  // std::any_of, std::find, std::find_if, std::min, std::sort
+#include <algorithm>  // std::find, std::find_if, std::min, std::sort
 #include <chrono>     // std::chrono
-#include <optional>   // std::optional
-#include <thread>     // std::this_thread
 #include <utility>    // std::move
 
 #include "core/clock.h"
@@ -12,7 +10,6 @@
 namespace jaxcoll::cuda {
 namespace {
 
-constexpr auto kLookEvery = std::chrono::milliseconds(1);
 // Nobody asks for a reason to wait no longer than this.
 constexpr std::int64_t kNoExcuseNs = 100'000'000;
 
@@ -20,14 +17,6 @@ constexpr std::int64_t kNoExcuseNs = 100'000'000;
 // have numbers of their own, which stay below this.
 constexpr unsigned kOccurrenceBits = 40;
 constexpr std::int64_t kFirstNumber = std::int64_t{1} << 22;
-
-std::string Listed(const std::vector<std::int64_t>& ids) {
-  std::string text;
-  for (const std::int64_t id : ids) {
-    text += (text.empty() ? "" : ", ") + std::to_string(id);
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -110,201 +99,6 @@ Status Clique::Join(int ordinal, Stream stream, const Limits& limits) {
     changed_.wait(lock, is_settled);  // where it is being connected, that has limits of its own
   }
   return failure_;
-}
-
-Status Clique::Connect(std::int64_t timeout_ns) {
-  NcclId id{};
-  const bool has_root =
-      std::any_of(seats_.begin(), seats_.end(), [](const auto& seat) { return seat->rank == 0; });
-  if (has_root) {
-    if (const int result = libraries().nccl.get_unique_id(&id); result != kNcclSuccess) {
-      return libraries().OfNccl("ncclGetUniqueId", result);
-    }
-  }
-  if (seats_.size() < devices_.size()) {
-    if (surroundings_.exchange_id == nullptr) {
-      return Internal("devices " + Listed(devices_) + " are in several processes");
-    }
-    if (std::string problem = surroundings_.exchange_id(devices_, generation_, id);
-        !problem.empty()) {
-      return Internal("no communicator of devices " + Listed(devices_) + ": " + problem);
-    }
-  }
-  int before = 0;
-  if (const int error = libraries().runtime.get_device(&before); error != kCudaSuccess) {
-    return libraries().OfRuntime("cudaGetDevice", error);
-  }
-  Status status = ConnectLocal(id, timeout_ns);
-  if (const int error = libraries().runtime.set_device(before);
-      error != kCudaSuccess && status.ok()) {
-    status = libraries().OfRuntime("cudaSetDevice", error);
-  }
-  return status;
-}
-
-Status Clique::ConnectLocal(const NcclId& id, std::int64_t timeout_ns) {
-  Status status = MakeTools();
-  if (status.ok()) {
-    status = BeginCommunicators(id);
-  }
-  if (status.ok()) {
-    status = AwaitNccl(timeout_ns);
-  }
-  if (status.ok()) {
-    status = WarmUp(timeout_ns);
-  }
-  return status.ok() ? ConnectPeers(timeout_ns) : status;
-}
-
-Status Clique::ConnectPeers(std::int64_t timeout_ns) {
-  if (surroundings_.peer_image == nullptr || seats_.size() < devices_.size()) {
-    return {};
-  }
-  std::vector<PeerMemory::Rank> ranks(seats_.size());
-  std::vector<int> ordinals(seats_.size());
-  for (const auto& seat : seats_) {
-    ranks[seat->rank] = {.ordinal = seat->ordinal, .stream = seat->side_stream};
-    ordinals[seat->rank] = seat->ordinal;
-  }
-  if (!PeerMemory::Problem(libraries(), ordinals).empty()) {
-    return {};
-  }
-  Status status =
-      peers_.Create(libraries(), surroundings_.peer_image, ranks, flag_.ended(), timeout_ns);
-  if (!status.ok()) {
-    status.message = "devices " + Listed(devices_) + ": " + status.message +
-                     " (JAXCOLL_CUDA_PEERS=0 does without peer memory)";
-    return status;
-  }
-  for (const auto& seat : seats_) {
-    seat->peers = peers_.seat(seat->rank);
-  }
-  return {};
-}
-
-Status Clique::MakeTools() {
-  const Runtime& runtime = libraries().runtime;
-  if (Status status = flag_.Create(libraries()); !status.ok()) {
-    return status;
-  }
-  for (const auto& seat : seats_) {
-    if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
-      return libraries().OfRuntime("cudaSetDevice", error);
-    }
-    if (surroundings_.traps) {
-      if (Status status = seat->check.Create(libraries()); !status.ok()) {
-        return status;
-      }
-    }
-    if (Status status = seat->watch.Create(libraries()); !status.ok()) {
-      return status;
-    }
-    if (const int error = runtime.stream_create_with_flags(&seat->side_stream, kStreamNonBlocking);
-        error != kCudaSuccess) {
-      return libraries().OfRuntime("cudaStreamCreateWithFlags", error);
-    }
-  }
-  return {};
-}
-
-Status Clique::BeginCommunicators(const NcclId& id) {
-  const Nccl& nccl = libraries().nccl;
-  if (const int result = nccl.group_start(); result != kNcclSuccess) {
-    return libraries().OfNccl("ncclGroupStart", result);
-  }
-  Status status;
-  for (const auto& seat : seats_) {
-    if (const int error = libraries().runtime.set_device(seat->ordinal); error != kCudaSuccess) {
-      status = libraries().OfRuntime("cudaSetDevice", error);
-      break;
-    }
-    status = seat->comm.Begin(libraries(), id, seat->num_ranks, seat->rank);
-    if (!status.ok()) {
-      break;
-    }
-  }
-  // Also after an error: a group that stays open would take the thread's next calls.
-  if (const int result = nccl.group_end(); !HasTaken(result) && status.ok()) {
-    status = libraries().OfNccl("ncclCommInitRankConfig", result);
-  }
-  return status;
-}
-
-Status Clique::AwaitNccl(std::int64_t timeout_ns) const {
-  const std::int64_t begun_ns = NowNs();
-  for (const auto& seat : seats_) {
-    for (;;) {
-      const std::optional<int> state = seat->comm.State(libraries());
-      if (!state) {
-        return Internal("the group has ended");  // for a cause that is known
-      }
-      if (*state == kNcclSuccess) {
-        break;
-      }
-      if (*state != kNcclInProgress) {
-        return libraries().OfNccl("connecting", *state);
-      }
-      if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
-        return status;
-      }
-      std::this_thread::sleep_for(kLookEvery);
-    }
-  }
-  return {};
-}
-
-Status Clique::WarmUp(std::int64_t timeout_ns) {
-  const Runtime& runtime = libraries().runtime;
-  const Nccl& nccl = libraries().nccl;
-  std::vector<void*> words;  // not freed, which would wait for all that the device does
-  for (const auto& seat : seats_) {
-    if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
-      return libraries().OfRuntime("cudaSetDevice", error);
-    }
-    if (const int error = runtime.malloc(&words.emplace_back(), sizeof(std::int32_t));
-        error != kCudaSuccess) {
-      return libraries().OfRuntime("cudaMalloc", error);
-    }
-  }
-  if (const int result = nccl.group_start(); result != kNcclSuccess) {
-    return libraries().OfNccl("ncclGroupStart", result);
-  }
-  int result = kNcclSuccess;
-  for (std::size_t i = 0; i < seats_.size() && HasTaken(result); ++i) {
-    result = nccl.all_reduce(words[i], words[i], 1, NcclType::kI32, NcclOp::kSum,
-                             seats_[i]->comm.handle(), seats_[i]->side_stream);
-  }
-  if (const int ended = nccl.group_end(); HasTaken(result)) {
-    result = ended;
-  }
-  if (!HasTaken(result)) {
-    return libraries().OfNccl("ncclAllReduce", result);
-  }
-  const std::int64_t begun_ns = NowNs();
-  if (Status status = AwaitNccl(timeout_ns); !status.ok()) {
-    return status;
-  }
-  for (const auto& seat : seats_) {
-    int error = runtime.stream_query(seat->side_stream);
-    for (; error == kCudaErrorNotReady; error = runtime.stream_query(seat->side_stream)) {
-      if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
-        return status;
-      }
-      std::this_thread::sleep_for(kLookEvery);
-    }
-    if (error != kCudaSuccess) {
-      return libraries().OfRuntime("cudaStreamQuery", error);
-    }
-  }
-  return {};
-}
-
-Status Clique::CheckWait(std::int64_t begun_ns, std::int64_t timeout_ns) const {
-  if (timeout_ns < 0 || NowNs() - begun_ns < timeout_ns) {
-    return {};
-  }
-  return DeadlineExceeded("no communicator of devices " + Listed(devices_) +
-                          ": NCCL has not connected them within " + SecondsText(timeout_ns));
 }
 
 Status Clique::Failure() const {

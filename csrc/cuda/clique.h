@@ -25,6 +25,7 @@
 #include "cuda/libraries.h"
 #include "cuda/peer_memory.h"
 #include "cuda/recording.h"
+#include "cuda/rounds.h"
 
 namespace jaxcoll::cuda {
 
@@ -34,14 +35,14 @@ inline constexpr int kMaxOrdinals = 64;
 /// What a clique asks of the rest of the process.
 struct Surroundings {
   const Libraries* libraries = nullptr;
-  /// Gives all processes of a group the id that the process of rank 0 has made, when all of them
-  /// have come. Returns why that failed, or nothing.
-  std::string (*exchange_id)(const std::vector<std::int64_t>& devices, std::int64_t generation,
-                             NcclId& id) = nullptr;
+  Rounds::Exchange exchange = nullptr;
+  /// Says what nobody expected, and what goes on all the same.
+  void (*notice)(const std::string& text) = nullptr;
   std::string (*site_text)(std::uint64_t site) = nullptr;
   bool traps = true;  ///< see cuda/failing.h
   /// Of the kernels over peer memory; null: there is none, or they are turned off.
   const void* peer_image = nullptr;
+  std::uint64_t host = 0;  ///< the same for processes that can share memory
 };
 
 /// How long a call waits for others; < 0: for ever.
@@ -152,13 +153,16 @@ class Clique {
 
   [[nodiscard]] const std::vector<std::int64_t>& devices() const { return devices_; }
   [[nodiscard]] bool is_ready() const { return state_.load() == State::kReady; }
+  /// Of a group that is ready: why its small sums are NCCL's, or nothing.
+  [[nodiscard]] const std::string& peer_problem() const { return peers_.problem(); }
 
  private:
   enum class State : std::uint8_t { kWaiting, kConnecting, kReady, kFailed };
 
   [[nodiscard]] const Libraries& libraries() const { return *surroundings_.libraries; }
   Status Connect(std::int64_t timeout_ns);
-  Status ConnectLocal(const NcclId& id, std::int64_t timeout_ns);
+  Status ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeout_ns);
+  [[nodiscard]] PeerMemory::Plan PeerPlan(std::int64_t timeout_ns) const;
   [[nodiscard]] Status CheckWait(std::int64_t begun_ns, std::int64_t timeout_ns) const;
   void GiveUp();
   void CloseCalls();
@@ -168,8 +172,6 @@ class Clique {
   Status AwaitNccl(std::int64_t timeout_ns) const;
   /// A first call, of some bytes: NCCL connects the ranks and allocates then.
   Status WarmUp(std::int64_t timeout_ns);
-  /// Where peer memory can be used; the side streams are idle.
-  Status ConnectPeers(std::int64_t timeout_ns);
   [[nodiscard]] std::string MissingText() const;
   [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
 

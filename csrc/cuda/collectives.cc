@@ -35,7 +35,7 @@ Status Receive(const Libraries& libraries, const Seat& seat, Stream stream, void
 Status AllReduce::Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
                           std::span<const void* const> operands,
                           std::span<void* const> results) const {
-  if (over_peers_) {
+  if (is_small_sum_ && seat.peers != nullptr) {
     return SumOverPeers(libraries, seat, stream, operands, results);
   }
   return seat.comm.InGroup(libraries, [&] {
@@ -60,9 +60,6 @@ Status AllReduce::Enqueue(const Libraries& libraries, const Seat& seat, Stream s
 Status AllReduce::SumOverPeers(const Libraries& libraries, const Seat& seat, Stream stream,
                                std::span<const void* const> operands,
                                std::span<void* const> results) const {
-  if (seat.peers == nullptr) {
-    return Internal("a sum over peer memory in a group without");
-  }
   for (std::size_t i = 0; i < leaves_.size(); ++i) {
     const Leaf& leaf = leaves_[i];
     if (leaf.count == 0) {

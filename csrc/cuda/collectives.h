@@ -19,8 +19,8 @@ Status Send(const Libraries& libraries, const Seat& seat, Stream stream, const v
 Status Receive(const Libraries& libraries, const Seat& seat, Stream stream, void* data,
                std::size_t bytes, std::size_t from);
 
-/// All leaves of a tree, in one group; results may alias operands. `over_peers`: small sums in the
-/// order of the ranks, which the caller has found to be possible (Engine::PeerProblem, Fits).
+/// All leaves of a tree, in one group; results may alias operands. `is_small_sum`: over peer
+/// memory, in the order of the ranks, where the group has that; all leaves fit (PeerSeat::Fits).
 class AllReduce final : public Operation {
  public:
   struct Leaf {
@@ -29,8 +29,8 @@ class AllReduce final : public Operation {
     std::size_t bytes;
   };
 
-  explicit AllReduce(std::vector<Leaf> leaves, bool over_peers = false)
-      : leaves_(std::move(leaves)), over_peers_(over_peers) {}
+  explicit AllReduce(std::vector<Leaf> leaves, bool is_small_sum = false)
+      : leaves_(std::move(leaves)), is_small_sum_(is_small_sum) {}
 
   [[nodiscard]] std::size_t num_operands() const override { return leaves_.size(); }
   [[nodiscard]] std::size_t num_results() const override { return leaves_.size(); }
@@ -45,7 +45,7 @@ class AllReduce final : public Operation {
                       std::span<const void* const> operands, std::span<void* const> results) const;
 
   const std::vector<Leaf> leaves_;
-  const bool over_peers_;
+  const bool is_small_sum_;
 };
 
 /// What the calls with one operand and one result share.

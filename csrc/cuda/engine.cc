@@ -60,10 +60,12 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
   std::shared_ptr<Clique>& clique = cliques_[devices];
   if (clique == nullptr) {
     const Surroundings surroundings{.libraries = &libraries_,
-                                    .exchange_id = &Engine::ExchangeId,
+                                    .exchange = &Engine::Exchange,
+                                    .notice = &Engine::Notice,
                                     .site_text = &Engine::SiteText,
                                     .traps = traps_.load(),
-                                    .peer_image = peer_image_.load()};
+                                    .peer_image = peer_image_.load(),
+                                    .host = host_.load()};
     clique = std::make_shared<Clique>(surroundings, devices, devices_, generation_.load());
   }
   if (!is_watched_) {
@@ -74,20 +76,20 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
 }
 
 std::string Engine::PeerProblem(const std::vector<std::int64_t>& devices) {
-  if (peer_image_.load() == nullptr) {
-    return "there are no kernels for it (built without nvcc, or JAXCOLL_CUDA_PEERS=0)";
-  }
   std::vector<int> ordinals;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto found = cliques_.find(devices);
+        found != cliques_.end() && found->second->is_ready()) {
+      return found->second->peer_problem();
+    }
     for (const Clique::LocalDevice& device : devices_) {
       if (std::find(devices.begin(), devices.end(), device.id) != devices.end()) {
         ordinals.push_back(device.ordinal);
       }
     }
   }
-  return ordinals.size() < devices.size() ? "the group is in several processes"
-                                          : PeerMemory::Problem(libraries_, ordinals);
+  return PeerMemory::Problem(libraries_, peer_image_.load(), ordinals, devices.size());
 }
 
 void Engine::Reset() {
@@ -176,17 +178,24 @@ bool Engine::IsAnyoneExcused() {
   return callbacks.is_anyone_excused != nullptr && callbacks.is_anyone_excused() != 0;
 }
 
-std::string Engine::ExchangeId(const std::vector<std::int64_t>& devices, std::int64_t generation,
-                               NcclId& id) {
+std::string Engine::Exchange(const std::vector<std::int64_t>& devices, std::int64_t generation,
+                             std::int64_t round, std::span<std::byte> rows) {
   const Callbacks& callbacks = Get().callbacks_;
-  if (callbacks.exchange_id == nullptr) {
+  if (callbacks.exchange == nullptr) {
     return "they are in several processes, and jaxcoll.initialize() was not called";
   }
   std::array<char, kTextBytes> text{};
-  const int failed = callbacks.exchange_id(devices.data(), devices.size(), generation,
-                                           id.bytes.data(), text.data(), text.size());
+  const int failed =
+      callbacks.exchange(devices.data(), devices.size(), generation, round, rows.data(),
+                         rows.size() / devices.size(), text.data(), text.size());
   text.back() = '\0';
   return failed == 0 ? "" : std::string(text.data());
+}
+
+void Engine::Notice(const std::string& text) {
+  if (const Callbacks& callbacks = Get().callbacks_; callbacks.notice != nullptr) {
+    callbacks.notice(text.c_str());
+  }
 }
 
 std::string Engine::SiteText(std::uint64_t site) {

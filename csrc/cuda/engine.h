@@ -3,13 +3,14 @@
 
 #include <atomic>              // std::atomic
 #include <condition_variable>  // std::condition_variable
-#include <cstddef>             // std::size_t
+#include <cstddef>             // std::byte, std::size_t
 #include <cstdint>             // std::int64_t, std::uint64_t
 #include <functional>          // std::function
 #include <map>                 // std::map
 #include <memory>              // std::shared_ptr
 #include <mutex>               // std::mutex
 #include <set>                 // std::set
+#include <span>                // std::span
 #include <string>              // std::string
 #include <vector>              // std::vector
 
@@ -22,16 +23,19 @@ namespace jaxcoll::cuda {
 /// What Python does for the engine. C functions, which may be called from any thread; texts go to a
 /// buffer of `bytes`, ended by a zero.
 struct Callbacks {
-  /// Hands the id of rank 0's process to all processes of a group, when all have come. Returns 0,
-  /// or writes why not to `text`.
-  int (*exchange_id)(const std::int64_t* devices, std::size_t num_devices, std::int64_t generation,
-                     char* id, char* text, std::size_t bytes) = nullptr;
+  /// A round of a group's processes (cuda/rounds.h), with rows of `row_bytes` for each device.
+  /// Returns 0, or writes why it failed to `text`.
+  int (*exchange)(const std::int64_t* devices, std::size_t num_devices, std::int64_t generation,
+                  std::int64_t round, void* rows, std::size_t row_bytes, char* text,
+                  std::size_t bytes) = nullptr;
   /// What stands at a call site.
   void (*site_text)(std::uint64_t site, char* text, std::size_t bytes) = nullptr;
   /// Whether another process compiles, or has said that it pauses; 0 or 1.
   int (*is_anyone_excused)() = nullptr;
   /// A group has failed.
   void (*report)(const char* text) = nullptr;
+  /// Something is not as expected, and goes on.
+  void (*notice)(const char* text) = nullptr;
 };
 
 class Engine {
@@ -54,7 +58,10 @@ class Engine {
   void SetTraps(bool traps) { traps_.store(traps); }
   /// The kernels over peer memory, or null: none; of groups that are made later.
   void SetPeerImage(const void* image) { peer_image_.store(image); }
-  /// Why small sums of these devices, global ids, are not done over peer memory; or nothing.
+  /// The same for processes that can share memory; before programs run.
+  void SetHost(std::uint64_t host) { host_.store(host); }
+  /// Why small sums of these devices, global ids, are not done over peer memory; or nothing. Of a
+  /// group in several processes that is not connected yet: as far as this process knows.
   [[nodiscard]] std::string PeerProblem(const std::vector<std::int64_t>& devices);
   [[nodiscard]] Limits limits() const;
 
@@ -89,8 +96,9 @@ class Engine {
   void Abort(const std::shared_ptr<Clique>& clique);
   void StartThread(std::function<void()> work);
 
-  static std::string ExchangeId(const std::vector<std::int64_t>& devices, std::int64_t generation,
-                                NcclId& id);
+  static std::string Exchange(const std::vector<std::int64_t>& devices, std::int64_t generation,
+                              std::int64_t round, std::span<std::byte> rows);
+  static void Notice(const std::string& text);
 
   Libraries libraries_;
   Callbacks callbacks_{};
@@ -99,6 +107,7 @@ class Engine {
   std::atomic<std::int64_t> generation_{0};
   std::atomic<bool> traps_{true};
   std::atomic<const void*> peer_image_{nullptr};
+  std::atomic<std::uint64_t> host_{0};
   std::atomic<std::uint64_t> num_calls_{0};
 
   std::mutex mutex_;  // guards the following

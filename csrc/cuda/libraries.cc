@@ -59,6 +59,7 @@ std::string FindRuntime(const std::vector<std::string>& paths, Runtime& runtime)
   library.Find("cudaRuntimeGetVersion", runtime.runtime_get_version);
   library.Find("cudaDriverGetVersion", runtime.driver_get_version);
   library.Find("cudaGetErrorString", runtime.get_error_string);
+  library.Find("cudaGetLastError", runtime.get_last_error);
   library.Find("cudaGetDevice", runtime.get_device);
   library.Find("cudaSetDevice", runtime.set_device);
   library.Find("cudaStreamCreateWithFlags", runtime.stream_create_with_flags);
@@ -75,6 +76,15 @@ std::string FindRuntime(const std::vector<std::string>& paths, Runtime& runtime)
   library.Find("cudaHostAlloc", runtime.host_alloc);
   library.Find("cudaDeviceCanAccessPeer", runtime.device_can_access_peer);
   library.Find("cudaDeviceEnablePeerAccess", runtime.device_enable_peer_access);
+  return library.problem();
+}
+
+std::string FindIpc(const std::vector<std::string>& paths, Ipc& ipc) {
+  Library library(paths);
+  library.Find("cudaDeviceGetPCIBusId", ipc.device_get_pci_bus_id);
+  library.Find("cudaDeviceGetByPCIBusId", ipc.device_get_by_pci_bus_id);
+  library.Find("cudaIpcGetMemHandle", ipc.get_mem_handle);
+  library.Find("cudaIpcOpenMemHandle", ipc.open_mem_handle);
   return library.problem();
 }
 
@@ -139,6 +149,7 @@ Status Libraries::Open(const LibraryPaths& paths) {
   if (const std::string problem = FindRuntime(paths.runtime, runtime); !problem.empty()) {
     return Internal("CUDA's runtime can't be used (" + problem + ")");
   }
+  ipc_problem = FindIpc(paths.runtime, ipc);
   if (const int error = runtime.runtime_get_version(&runtime_version); error != kCudaSuccess) {
     return OfRuntime("cudaRuntimeGetVersion", error);
   }

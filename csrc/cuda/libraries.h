@@ -24,6 +24,7 @@ struct LibraryPaths {
 /// The functions, and the versions as the libraries give them (13000, 22707, 130200).
 struct Libraries {
   Runtime runtime{};
+  Ipc ipc{};
   Driver driver{};
   Nccl nccl{};
   Blas blas{};
@@ -31,6 +32,7 @@ struct Libraries {
   int driver_version = 0;
   int nccl_version = 0;
   int blas_version = 0;
+  std::string ipc_problem;   ///< why memory can't be shared between processes; NCCL works without
   std::string blas_problem;  ///< why cuBLASLt is missing; the collectives work without
 
   /// Opens the libraries and checks versions; never closes them.

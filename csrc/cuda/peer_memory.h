@@ -1,80 +1,65 @@
-// cuda/peer_memory.h: small sums of a group whose ranks are in one process, over memory that their
-// devices read of each other (cuda/peer_call.h), in the order of the ranks.
+// cuda/peer_memory.h: a group's small sums over peer memory: whether its ranks do them so, and with
+// what (cuda/peer_seat.h).
+//
+// All ranks do or none does: the processes of the group tell each other what they have, whether
+// they have mapped what the others have, and whether the probe was right.
 #pragma once
 
-#include <array>    // std::array
 #include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t, std::uint32_t
+#include <cstdint>  // std::int64_t, std::uint32_t, std::uint64_t
 #include <memory>   // std::unique_ptr
 #include <string>   // std::string
 #include <vector>   // std::vector
 
 #include "core/status.h"
 #include "cuda/libraries.h"
-#include "cuda/peer_call.h"
+#include "cuda/peer_seat.h"
+#include "cuda/peer_windows.h"
+#include "cuda/rounds.h"
 
 namespace jaxcoll::cuda {
-
-/// A tree of more leaves is for NCCL, which takes them all at once. A guess.
-inline constexpr std::size_t kMostPeerLeaves = 4;
-
-/// Where the windows of a group's ranks are, as one of them sees them, and how far it is.
-class PeerSeat {
- public:
-  /// Whether there is a kernel for numbers of this type, and a slot for so many.
-  [[nodiscard]] static bool Fits(NcclType type, std::size_t count);
-
-  /// Puts a sum on a stream. The result may be the operand.
-  Status Sum(const Libraries& libraries, Stream stream, NcclType type, const void* operand,
-             void* result, std::size_t count);
-
- private:
-  friend class PeerMemory;
-
-  static constexpr std::size_t kNumTypes = 10;  // of NCCL's
-
-  struct Kernels {
-    Function one_shot = nullptr;
-    Function two_shot = nullptr;
-  };
-
-  Status LoadKernels(const Libraries& libraries, const void* image);
-
-  int ordinal_ = 0;
-  PeerCall call_{};  // but for what a call has of its own
-  std::array<Kernels, kNumTypes> kernels_{};
-  Event done_ = nullptr;  // of the latest call, on
-  Stream stream_ = nullptr;
-};
 
 /// Made once, by one thread, before a group's first call.
 class PeerMemory {
  public:
-  /// Why the devices, by rank, don't reach each other's memory as far as CUDA says; or nothing.
-  static std::string Problem(const Libraries& libraries, const std::vector<int>& ordinals);
-
-  struct Rank {
-    int ordinal;
-    Stream stream;  ///< for the probe
+  struct Plan {
+    const void* image = nullptr;  ///< of the kernels; null: there are none
+    std::uint64_t host = 0;       ///< see PeerOffer
+    std::vector<LocalRank> local;
+    const std::uint32_t* ended = nullptr;  ///< not 0: nobody is to be awaited any more
+    std::int64_t timeout_ns = -1;          ///< of the probe; < 0: none
   };
-  /// Makes the windows and maps them. Then all ranks sum a number of each, so that each has read
-  /// what every other one wrote, and waited for it, with a kernel: within `timeout_ns`. `ended` is
-  /// not 0 when nobody is to be awaited any more. Changes the current device.
-  Status Create(const Libraries& libraries, const void* image, const std::vector<Rank>& ranks,
-                const std::uint32_t* ended, std::int64_t timeout_ns);
 
-  /// Null where Create has not succeeded.
-  [[nodiscard]] PeerSeat* seat(std::size_t rank) {
-    return is_usable_ ? seats_[rank].get() : nullptr;
+  /// Why a group of so many ranks, of which these local devices are some, can't do it as far as
+  /// this process knows; or nothing.
+  static std::string Problem(const Libraries& libraries, const void* image,
+                             const std::vector<int>& ordinals, std::size_t num_ranks);
+
+  /// Makes the windows, and tells the other processes where they are: a round that all processes
+  /// of a group make, whatever they have. Changes the current device, as Connect does.
+  Status Offer(const Libraries& libraries, const Plan& plan, Rounds& rounds);
+  /// Maps the windows, and probes them (cuda/peer_probe.h). Fails where the probe does; what else
+  /// goes wrong is the `problem` of all ranks then, which have no seats.
+  Status Connect(const Libraries& libraries, const Plan& plan, Rounds& rounds);
+
+  /// Why there are no seats, or nothing; the same on all ranks.
+  [[nodiscard]] const std::string& problem() const { return problem_; }
+  /// Whether Problem would have said so.
+  [[nodiscard]] bool is_foreseen() const { return is_foreseen_; }
+
+  /// Of a local rank, by its index in the plan; null: none.
+  [[nodiscard]] PeerSeat* seat(std::size_t index) {
+    return is_usable_ ? seats_[index].get() : nullptr;
   }
 
  private:
-  Status MakeWindows(const Libraries& libraries, const std::vector<Rank>& ranks);
-  Status MakeSeats(const Libraries& libraries, const void* image, const std::vector<Rank>& ranks);
-  Status Probe(const Libraries& libraries, const std::vector<Rank>& ranks, std::int64_t timeout_ns);
+  Status MakeSeats(const Libraries& libraries, const Plan& plan);
 
-  std::array<PeerWindow*, kMostPeers> windows_{};  // never freed: a kernel may be in one
-  std::vector<std::unique_ptr<PeerSeat>> seats_;
+  PeerWindows windows_;
+  std::vector<PeerOffer> offers_;                 // by rank
+  std::vector<std::unique_ptr<PeerSeat>> seats_;  // as the plan's ranks
+  std::string problem_;
+  bool is_foreseen_ = false;
   bool is_usable_ = false;
 };
 

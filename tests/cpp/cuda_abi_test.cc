@@ -36,6 +36,7 @@ constexpr bool kCallable<R (*)(), S (*)()> = kPassedAlike<R, S>;
 SAME(Runtime::runtime_get_version, cudaRuntimeGetVersion);
 SAME(Runtime::driver_get_version, cudaDriverGetVersion);
 SAME(Runtime::get_error_string, cudaGetErrorString);
+SAME(Runtime::get_last_error, cudaGetLastError);
 SAME(Runtime::get_device, cudaGetDevice);
 SAME(Runtime::set_device, cudaSetDevice);
 SAME(Runtime::stream_create_with_flags, cudaStreamCreateWithFlags);
@@ -58,6 +59,14 @@ static_assert(
     kCallable<decltype(Runtime::device_can_access_peer), cudaError_t (*)(int*, int, int)>);
 static_assert(
     kCallable<decltype(Runtime::device_enable_peer_access), cudaError_t (*)(int, unsigned)>);
+SAME(Ipc::device_get_pci_bus_id, cudaDeviceGetPCIBusId);
+SAME(Ipc::device_get_by_pci_bus_id, cudaDeviceGetByPCIBusId);
+static_assert(
+    kCallable<decltype(Ipc::get_mem_handle), cudaError_t (*)(cudaIpcMemHandle_t*, void*)>);
+static_assert(std::is_same_v<decltype(&cudaIpcOpenMemHandle),
+                             cudaError_t (*)(void**, cudaIpcMemHandle_t, unsigned)>);
+static_assert(sizeof(IpcHandle) == sizeof(cudaIpcMemHandle_t) &&
+              alignof(IpcHandle) == alignof(cudaIpcMemHandle_t));
 SAME(Driver::module_load_data, cuModuleLoadData);
 SAME(Driver::module_get_function, cuModuleGetFunction);
 SAME(Driver::launch_kernel, cuLaunchKernel);
@@ -67,6 +76,7 @@ static_assert(kCallable<decltype(Runtime::thread_exchange_capture_mode),
 EQUAL(kCaptureModeRelaxed, cudaStreamCaptureModeRelaxed);
 EQUAL(kHostAllocPortable, cudaHostAllocPortable);
 EQUAL(kHostAllocMapped, cudaHostAllocMapped);
+EQUAL(kIpcMemLazyEnablePeerAccess, cudaIpcMemLazyEnablePeerAccess);
 EQUAL(kCudaErrorPeerAccessAlreadyEnabled, cudaErrorPeerAccessAlreadyEnabled);
 EQUAL(kCudaSuccess, cudaSuccess);
 EQUAL(kCudaErrorNotReady, cudaErrorNotReady);

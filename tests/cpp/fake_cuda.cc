@@ -4,7 +4,8 @@
 // null stream runs what is put on it at once, in the thread that does so. A collective waits there
 // for the other ranks; a send does not. So results, orders and offsets are computed for real. A
 // communicator is a non-blocking one: a thread of its own puts its calls on streams, later.
-// fake_cuda_* are for tests.
+// Processes with the same FAKE_CUDA_FOLDER, an empty folder, communicate and map each other's
+// memory; they number their devices by CUDA_VISIBLE_DEVICES. fake_cuda_* are for tests.
 #include <algorithm>           // std::copy_n, std::max, std::min
 #include <array>               // std::array
 #include <atomic>              // std::atomic, std::atomic_ref
@@ -12,6 +13,7 @@
 #include <chrono>              // std::chrono
 #include <condition_variable>  // std::condition_variable
 #include <cstdint>             // std::int64_t, std::uint16_t, std::uint32_t
+#include <cstdlib>             // std::getenv
 #include <cstring>             // std::memcpy, std::memset
 #include <deque>               // std::deque
 #include <functional>          // std::function
@@ -19,6 +21,8 @@
 #include <memory>              // std::shared_ptr
 #include <mutex>               // std::mutex
 #include <random>              // std::minstd_rand
+#include <set>                 // std::set
+#include <sstream>             // std::istringstream
 #include <string>              // std::string
 #include <thread>              // std::this_thread, std::thread
 #include <utility>             // std::exchange, std::move, std::pair
@@ -28,9 +32,12 @@
 #include "cuda/peer_call.h"
 #include "cuda/peer_numbers.h"
 #include "cuda/peer_sum.h"
+#include "fake_between.h"
 
 // NOLINTBEGIN(readability-identifier-naming): names of others
 using namespace jaxcoll::cuda;
+using jaxcoll::testing::DeviceMemory;
+using jaxcoll::testing::Messages;
 
 /// Work in order, on a thread of its own.
 struct CUstream_st {
@@ -93,6 +100,10 @@ constexpr int kInvalidArgument = 4;
 constexpr int kInvalidUsage = 5;
 constexpr int kRemoteError = 6;
 constexpr int kTrapped = 719;
+constexpr int kOutOfMemory = 2;
+constexpr int kInvalidDevice = 101;
+constexpr int kUninitialized = 201;
+constexpr int kFirstBus = 0x10;
 constexpr auto kPatience = std::chrono::seconds(20);
 
 std::mutex log_mutex;
@@ -263,14 +274,18 @@ struct Deposit {
 };
 
 struct Group {
+  std::string id;
   std::mutex mutex;
   std::condition_variable changed;
   std::size_t num_ranks = 0;
-  std::size_t num_here = 0;
+  std::size_t num_local = 0;
+  std::set<int> here;  // ranks
   bool is_aborted = false;
   std::map<std::uint64_t, std::map<int, Deposit>> collectives;  // by number, then rank
   std::map<std::uint64_t, std::size_t> readers;
   std::map<std::pair<int, int>, std::deque<Bytes>> mail;  // by sender and receiver
+  std::map<std::pair<int, int>, std::uint64_t> num_sent;
+  std::map<std::pair<int, int>, std::uint64_t> num_fetched;
 };
 
 std::mutex groups_mutex;
@@ -317,6 +332,19 @@ std::atomic<bool> holds_aborts{false};
 std::atomic<bool> holds_records{false};
 std::atomic<int> far_device{-1};
 std::atomic<bool> breaks_peers{false};
+std::atomic<bool> opens_own{false};
+std::atomic<bool> refuses_to_open{false};
+
+/// The numbers of the process's devices in the machine; empty: all.
+std::vector<int> VisibleDevices() {
+  std::vector<int> visible;
+  const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");  // NOLINT(concurrency-mt-unsafe)
+  std::istringstream stream(text == nullptr ? "" : text);
+  for (std::string one; std::getline(stream, one, ',');) {
+    visible.push_back(std::stoi(one));
+  }
+  return visible;
+}
 
 /// Up to seconds.
 void AwaitRelease(const std::atomic<bool>& holds) {
@@ -334,8 +362,33 @@ void Enter(ncclComm* comm) {
 
 template <typename Ready>
 bool Await(Group& group, std::unique_lock<std::mutex>& lock, Ready ready) {
-  return group.changed.wait_for(lock, kPatience, [&] { return group.is_aborted || ready(); }) &&
-         !group.is_aborted;
+  const auto is_over = [&] { return group.is_aborted || ready(); };
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  // What is of other processes, `ready` looks for.
+  const auto look_every = Messages::are_there() ? std::chrono::milliseconds(1) : kPatience;
+  bool has_ended = is_over();
+  while (!has_ended && std::chrono::steady_clock::now() < until) {
+    has_ended = group.changed.wait_for(lock, look_every, is_over);
+  }
+  return has_ended && !group.is_aborted;
+}
+
+std::string NameOf(const Group& group, const std::string& kind, std::uint64_t number, int rank) {
+  return group.id + " " + kind + " " + std::to_string(number) + " " + std::to_string(rank);
+}
+
+/// Adds what ranks of other processes have brought to a collective.
+void Fetch(const Group& group, std::uint64_t number, std::map<int, Deposit>& deposits) {
+  for (int rank = 0; Messages::are_there() && rank < static_cast<int>(group.num_ranks); ++rank) {
+    if (deposits.count(rank) != 0) {
+      continue;
+    }
+    if (const auto message = Messages::Get(NameOf(group, "of", number, rank)); message) {
+      const std::size_t end = message->find('\n');
+      const auto* const data = reinterpret_cast<const std::byte*>(message->data());
+      deposits[rank] = {message->substr(0, end), Bytes(data + end + 1, data + message->size())};
+    }
+  }
 }
 
 int RunCollective(const Op& op) {
@@ -350,8 +403,15 @@ int RunCollective(const Op& op) {
                            std::to_string(static_cast<int>(op.type)) + " " +
                            std::to_string(static_cast<int>(op.op)) + " " + std::to_string(op.peer);
   deposits[op.comm->rank] = {what, Bytes(from, from + sent)};
+  if (group.num_local < ranks) {
+    Messages::Put(NameOf(group, "of", number, op.comm->rank),
+                  what + "\n" + std::string(reinterpret_cast<const char*>(from), sent));
+  }
   group.changed.notify_all();
-  if (!Await(group, lock, [&] { return deposits.size() == ranks; })) {
+  if (!Await(group, lock, [&] {
+        Fetch(group, number, deposits);
+        return deposits.size() == ranks;
+      })) {
     return kRemoteError;
   }
   std::vector<const Bytes*> inputs;
@@ -374,7 +434,7 @@ int RunCollective(const Op& op) {
       std::copy_n(inputs[i]->begin(), sent, static_cast<std::byte*>(op.to) + i * sent);
     }
   }
-  if (++group.readers[number] == ranks) {
+  if (++group.readers[number] == group.num_local) {
     group.collectives.erase(number);
     group.readers.erase(number);
   }
@@ -384,8 +444,20 @@ int RunCollective(const Op& op) {
 int RunReceive(const Op& op) {
   Group& group = *op.comm->group;
   std::unique_lock<std::mutex> lock(group.mutex);
-  auto& mail = group.mail[{op.peer, op.comm->rank}];
-  if (!Await(group, lock, [&] { return !mail.empty(); })) {
+  const std::pair<int, int> way{op.peer, op.comm->rank};
+  auto& mail = group.mail[way];
+  std::uint64_t& number = group.num_fetched[way];
+  const std::string kind = "from " + std::to_string(op.peer) + " to";
+  if (!Await(group, lock, [&] {
+        if (Messages::are_there() && mail.empty()) {
+          if (const auto message = Messages::Get(NameOf(group, kind, number, op.comm->rank))) {
+            const auto* const data = reinterpret_cast<const std::byte*>(message->data());
+            mail.emplace_back(data, data + message->size());
+            ++number;
+          }
+        }
+        return !mail.empty();
+      })) {
     return kRemoteError;
   }
   const Bytes data = std::move(mail.front());
@@ -400,8 +472,16 @@ int RunReceive(const Op& op) {
 int RunSend(const Op& op) {
   Group& group = *op.comm->group;
   const auto* const from = static_cast<const std::byte*>(op.from);
+  const std::size_t bytes = op.count * SizeOf(op.type);
+  const std::pair<int, int> way{op.comm->rank, op.peer};
   const std::lock_guard<std::mutex> lock(group.mutex);
-  group.mail[{op.comm->rank, op.peer}].emplace_back(from, from + op.count * SizeOf(op.type));
+  if (Messages::are_there()) {
+    const std::string kind = "from " + std::to_string(op.comm->rank) + " to";
+    Messages::Put(NameOf(group, kind, group.num_sent[way]++, op.peer),
+                  std::string(reinterpret_cast<const char*>(from), bytes));
+  } else {
+    group.mail[way].emplace_back(from, from + bytes);
+  }
   group.changed.notify_all();
   return 0;
 }
@@ -444,7 +524,15 @@ void Submit(ncclComm* comm, std::function<int()> work) {
 int AwaitRanks(const ncclComm* comm) {
   Group& group = *comm->group;
   std::unique_lock<std::mutex> lock(group.mutex);
-  return Await(group, lock, [&] { return group.num_here == group.num_ranks; }) ? 0 : kRemoteError;
+  const auto are_here = [&] {
+    for (int rank = 0; Messages::are_there() && rank < static_cast<int>(group.num_ranks); ++rank) {
+      if (group.here.count(rank) == 0 && Messages::Get(NameOf(group, "here", 0, rank))) {
+        group.here.insert(rank);
+      }
+    }
+    return group.here.size() == group.num_ranks;
+  };
+  return Await(group, lock, are_here) ? 0 : kRemoteError;
 }
 
 int Flush() {
@@ -525,6 +613,12 @@ EXPORT void fake_cuda_set_far_device(int device) { far_device = device; }
 /// Whether what rank 0 writes is not seen by the others, nor what they write by it.
 EXPORT void fake_cuda_break_peers(bool breaks) { breaks_peers = breaks; }
 
+/// Whether processes may open what they have exported, which CUDA refuses: threads are processes.
+EXPORT void fake_cuda_open_own(bool opens) { opens_own = opens; }
+
+/// Whether memory of other processes is not opened.
+EXPORT void fake_cuda_refuse_to_open(bool refuses) { refuses_to_open = refuses; }
+
 /// Whether ncclCommAbort waits, as for a device that is stuck.
 EXPORT void fake_cuda_hold_aborts(bool holds) { holds_aborts = holds; }
 
@@ -539,6 +633,7 @@ EXPORT int cudaDriverGetVersion(int* version) {
   return 0;
 }
 EXPORT const char* cudaGetErrorString(int /*error*/) { return "fake CUDA error"; }
+EXPORT int cudaGetLastError() { return 0; }
 EXPORT int cudaGetDevice(int* device) {
   *device = current_device;
   return 0;
@@ -559,8 +654,8 @@ EXPORT int cudaStreamQuery(CUstream_st* stream) {
   return stream->work.empty() ? stream->error : kCudaErrorNotReady;
 }
 EXPORT int cudaMalloc(void** data, std::size_t bytes) {
-  *data = KeepMemory(bytes);
-  return 0;
+  *data = DeviceMemory::Get().Allocate(bytes);
+  return *data == nullptr ? kOutOfMemory : 0;
 }
 EXPORT int cudaStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned /*flags*/) {
   std::uint64_t awaited = 0;
@@ -627,6 +722,48 @@ EXPORT int cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   Log("device " + std::to_string(current_device) + " reaches " + std::to_string(peer));
   return flags == 0 ? kCudaErrorPeerAccessAlreadyEnabled : kInvalidArgument;
+}
+
+EXPORT int cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
+  const std::vector<int> visible = VisibleDevices();
+  const auto at = static_cast<std::size_t>(device);
+  if (!visible.empty() && at >= visible.size()) {
+    return kInvalidDevice;
+  }
+  const int bus = kFirstBus + (visible.empty() ? device : visible[at]);
+  std::snprintf(text, static_cast<std::size_t>(bytes), "0000:%02X:00.0",
+                static_cast<unsigned>(bus));
+  return bytes < 13 ? kInvalidArgument : 0;
+}
+EXPORT int cudaDeviceGetByPCIBusId(int* device, const char* text) {
+  const std::vector<int> visible = VisibleDevices();
+  const int wanted = std::stoi(std::string(text).substr(5, 2), nullptr, 16) - kFirstBus;
+  for (std::size_t i = 0; i < visible.size(); ++i) {
+    if (visible[i] == wanted) {
+      *device = static_cast<int>(i);
+      return 0;
+    }
+  }
+  if (!visible.empty()) {
+    return kInvalidDevice;
+  }
+  *device = wanted;
+  return 0;
+}
+EXPORT int cudaIpcGetMemHandle(IpcHandle* handle, void* memory) {
+  return DeviceMemory::Get().Describe(memory, *handle) ? 0 : kInvalidArgument;
+}
+EXPORT int cudaIpcOpenMemHandle(void** memory, IpcHandle handle, unsigned flags) {
+  if (refuses_to_open || flags != kIpcMemLazyEnablePeerAccess) {
+    return kInvalidArgument;
+  }
+  if (DeviceMemory::PidOf(handle) == getpid() && !opens_own) {
+    return kUninitialized;
+  }
+  *memory = DeviceMemory::Map(handle);
+  Log("memory of process " + std::to_string(DeviceMemory::PidOf(handle)) + " on device " +
+      std::to_string(current_device));
+  return *memory == nullptr ? kOutOfMemory : 0;
 }
 
 // ---- CUDA's driver, with the kernels that there are ---------------------------------------------
@@ -751,7 +888,7 @@ EXPORT const char* ncclGetLastError(ncclComm* /*comm*/) { return ""; }
 EXPORT int ncclGetUniqueId(NcclId* id) {
   const std::lock_guard<std::mutex> lock(groups_mutex);
   id->bytes.fill(0);
-  const std::string text = "id " + std::to_string(++num_ids);
+  const std::string text = std::to_string(getpid()) + "-" + std::to_string(++num_ids);
   std::copy_n(text.begin(), text.size(), id->bytes.begin());
   Log("get_unique_id");
   return 0;
@@ -766,6 +903,7 @@ EXPORT int ncclCommInitRankConfig(ncclComm** comm, int num_ranks, NcclId id, int
   std::shared_ptr<Group>& group = groups[std::string(id.bytes.data())];
   if (group == nullptr) {
     group = std::make_shared<Group>();
+    group->id = id.bytes.data();
     group->num_ranks = static_cast<std::size_t>(num_ranks);
   }
   *comm = Keep(new ncclComm(group, rank));
@@ -773,7 +911,11 @@ EXPORT int ncclCommInitRankConfig(ncclComm** comm, int num_ranks, NcclId id, int
   Log("init rank " + std::to_string(rank) + " of " + std::to_string(num_ranks) + " on device " +
       std::to_string(current_device) + (depth > 0 ? " grouped" : ""));
   const std::lock_guard<std::mutex> group_lock(group->mutex);
-  ++group->num_here;
+  ++group->num_local;
+  group->here.insert(rank);
+  if (Messages::are_there()) {
+    Messages::Put(NameOf(*group, "here", 0, rank), "");
+  }
   group->changed.notify_all();
   return 0;
 }

@@ -887,6 +887,27 @@ MUTANTS = [
         "constexpr auto kStopPatience = std::chrono::seconds(60);",
         ("cuda", "WhatFailsIsReportedWhateverAbortsTake"),
     ),
+    Mutant(
+        "between processes: what one can't map nobody uses",
+        "csrc/cuda/peer_memory.cc",
+        "  problem = FirstProblem(answers);",
+        "  static_cast<void>(FirstProblem(answers));",
+        ("peer_processes", "WhatOneCannotDoNobodyDoes"),
+    ),
+    Mutant(
+        "between processes: memory of other hosts is not opened",
+        "csrc/cuda/peer_memory.cc",
+        "return offer.host != plan.host;",
+        "return offer.host + plan.host == 0;",
+        ("peer_processes", "WhatOneCannotDoNobodyDoes"),
+    ),
+    Mutant(
+        "between processes: kernels of a group that has failed end",
+        "csrc/cuda/peer_memory.cc",
+        "    seat->EndAt(plan.ended);",
+        "    static_cast<void>(seat);",
+        ("peer_processes", "WhoDiesInASumIsNoticed"),
+    ),
 ]
 
 

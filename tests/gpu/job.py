@@ -1,6 +1,7 @@
-"""A process of a job on GPUs, or, to be tried, on CPU devices: job.py (whole | few | FAULT).
+"""A process of a job on GPUs, or, to be tried, on CPU devices: job.py KIND.
 
-`whole` and `few`: the table of ops, and training as on one device. FAULT: see faults.py.
+KIND: `whole` and `few`: the table of ops, and training as on one device. `small`: see
+small_sums.py. Others: see faults.py.
 """
 
 import importlib
@@ -21,6 +22,7 @@ def main(what: str) -> None:
     import faults
     import jax
     import parity
+    import small_sums
 
     import jaxcoll
 
@@ -28,6 +30,12 @@ def main(what: str) -> None:
     print(jaxcoll.info(), flush=True)
     if what in faults.KINDS:
         faults.break_down(what, mesh)
+        return
+    if what == "small":
+        with jax.enable_x64(True):
+            found = list(small_sums.sums(mesh))
+        small = [one.order for one in found if one.sent <= small_sums.MOST_BYTES]
+        print(f"right: {len(found)}, small: {len(small)}, by rank: {small.count('by rank')}")
         return
     table = conformance.rows if what == "whole" else conformance.a_few
     with jax.enable_x64(True):

@@ -10,6 +10,7 @@ from gpu.bench import gpu_jobs
 
 JOB = pathlib.Path(__file__).with_name("job.py")
 LIMIT_S = 150
+SMALL_LIMIT_S = 90
 FAULT_LIMIT_S = 90
 # Beyond the limit: until the engine looks, NCCL has ended and XLA has told.
 GRACE_S = 8
@@ -48,6 +49,25 @@ def assert_whole(said: list[Any]) -> None:
 def test_processes_that_share_a_gpu(processes: int):
     needs(1, sharing=True)
     assert_whole(run("whole", processes))
+
+
+def assert_small(said: list[Any]) -> None:
+    """Asserts that all processes have found small sums right, and in the order of the ranks."""
+    for text, status in said:
+        assert status == 0, text
+        found = re.search(r"^right: \d+, small: (\d+), by rank: (\d+)$", text, re.M)
+        assert found is not None, text
+        assert found[1] == found[2], text
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_small_sums_of_processes_that_share_a_gpu(processes: int):
+    """Over peer memory: each reads what the others have on the same GPU."""
+    needs(1, sharing=True)
+    said = run("small", processes, SMALL_LIMIT_S)
+    if "over peer memory" in said[0].text:  # `jaxcoll.info` says why not
+        pytest.skip(next(line for line in said[0].text.splitlines() if "over peer memory" in line))
+    assert_small(said)
 
 
 def test_all_gpus_of_a_process():

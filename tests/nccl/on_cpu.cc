@@ -6,10 +6,20 @@ namespace {
 
 XLA_FFI_Handler* initialize_handler = nullptr;
 XLA_FFI_Handler* execute_handler = nullptr;
+XLA_FFI_DeviceOrdinal_Get* ordinal_of_xla = nullptr;
+
+// Where a job has several processes, XLA numbers all of its CPU devices: so many of each process.
+constexpr int kMostOfAProcess = 2048;
 
 XLA_FFI_Error* NoStream(XLA_FFI_Stream_Get_Args* args) {
   args->stream = nullptr;
   return nullptr;
+}
+
+XLA_FFI_Error* LocalOrdinal(XLA_FFI_DeviceOrdinal_Get_Args* args) {
+  XLA_FFI_Error* const error = ordinal_of_xla(args);
+  args->device_ordinal %= kMostOfAProcess;
+  return error;
 }
 
 }  // namespace
@@ -26,6 +36,8 @@ extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* on_cpu(XLA_FFI_
   }
   XLA_FFI_Api api = *frame->api;
   api.XLA_FFI_Stream_Get = &NoStream;
+  ordinal_of_xla = frame->api->XLA_FFI_DeviceOrdinal_Get;
+  api.XLA_FFI_DeviceOrdinal_Get = &LocalOrdinal;
   XLA_FFI_CallFrame with_stream = *frame;
   with_stream.api = &api;
   with_stream.stage = XLA_FFI_ExecutionStage_INITIALIZE;

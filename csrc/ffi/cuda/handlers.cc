@@ -37,7 +37,7 @@ Instantiated AllReduceOf(ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*r
     if (reader.ok() && dtypes.size() != counts.size()) {
       reader.Problem("dtypes and counts differ in length");
     }
-    const bool over_peers = reader.Int("over_peers") != 0;
+    const bool is_small_sum = reader.Int("is_small_sum") != 0;
     std::vector<AllReduce::Leaf> leaves;
     for (std::size_t i = 0; reader.ok() && i < counts.size(); ++i) {
       const DType dtype = reader.AsType(dtypes[i]);
@@ -46,12 +46,12 @@ Instantiated AllReduceOf(ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*r
                         .count = count,
                         .bytes = count * SizeOf(dtype)});
       const Reduction& reduction = leaves.back().reduction;
-      if (over_peers && (reduction.op != NcclOp::kSum ||
-                         !PeerSeat::Fits(reduction.type, count * reduction.parts))) {
-        reader.Problem("over_peers: expected small sums");
+      if (is_small_sum && (reduction.op != NcclOp::kSum ||
+                           !PeerSeat::Fits(reduction.type, count * reduction.parts))) {
+        reader.Problem("is_small_sum: expected small sums");
       }
     }
-    return reader.ok() ? std::make_unique<AllReduce>(std::move(leaves), over_peers) : nullptr;
+    return reader.ok() ? std::make_unique<AllReduce>(std::move(leaves), is_small_sum) : nullptr;
   });
 }
 

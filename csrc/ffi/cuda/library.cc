@@ -80,14 +80,18 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_devices(const std::int64_t* ids, const std:
 }
 
 /// See jaxcoll::cuda::Callbacks; each null or to be there for ever.
-JAXCOLL_EXPORT void jaxcoll_cuda_set_callbacks(
-    int (*exchange_id)(const std::int64_t*, std::size_t, std::int64_t, char*, char*, std::size_t),
-    void (*site_text)(std::uint64_t, char*, std::size_t), int (*is_anyone_excused)(),
-    void (*report)(const char*)) {
-  Engine::Get().SetCallbacks({.exchange_id = exchange_id,
+JAXCOLL_EXPORT void jaxcoll_cuda_set_callbacks(int (*exchange)(const std::int64_t*, std::size_t,
+                                                               std::int64_t, std::int64_t, void*,
+                                                               std::size_t, char*, std::size_t),
+                                               void (*site_text)(std::uint64_t, char*, std::size_t),
+                                               int (*is_anyone_excused)(),
+                                               void (*report)(const char*),
+                                               void (*notice)(const char*)) {
+  Engine::Get().SetCallbacks({.exchange = exchange,
                               .site_text = site_text,
                               .is_anyone_excused = is_anyone_excused,
-                              .report = report});
+                              .report = report,
+                              .notice = notice});
 }
 
 /// See jaxcoll::cuda::RecorderFunctions; these are there for ever.
@@ -121,6 +125,14 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_traps(int traps) { Engine::Get().SetTraps(t
 /// they may not.
 JAXCOLL_EXPORT void jaxcoll_cuda_set_peers(int peers) {
   Engine::Get().SetPeerImage(peers == 0 ? nullptr : jaxcoll::cuda::PeerImage());
+}
+
+/// The same number for processes that can share memory; before programs run.
+JAXCOLL_EXPORT void jaxcoll_cuda_set_host(std::uint64_t host) { Engine::Get().SetHost(host); }
+
+/// Why memory can't be shared between processes, or nothing.
+JAXCOLL_EXPORT void jaxcoll_cuda_ipc_problem(char* text, std::size_t bytes) {
+  Write(Engine::Get().libraries().ipc_problem, text, bytes);
 }
 
 /// Why small sums of some devices, global ids in rank order, don't go over peer memory, or nothing.

@@ -1,0 +1,212 @@
+// How the communicators of a group are made, and its peer memory; the rest of a clique is in
+// clique.cc.
+#include <algorithm>  // std::any_of
+#include <chrono>     // std::chrono
+#include <optional>   // std::optional
+#include <thread>     // std::this_thread
+
+#include "core/clock.h"
+#include "cuda/clique.h"
+
+namespace jaxcoll::cuda {
+namespace {
+
+constexpr auto kLookEvery = std::chrono::milliseconds(1);
+
+}  // namespace
+
+Status Clique::Connect(std::int64_t timeout_ns) {
+  Rounds rounds(surroundings_.exchange, devices_, generation_, seats_.size());
+  std::vector<NcclId> ids(devices_.size());  // by rank, of which only the first has one
+  const bool has_root =
+      std::any_of(seats_.begin(), seats_.end(), [](const auto& seat) { return seat->rank == 0; });
+  if (has_root) {
+    if (const int result = libraries().nccl.get_unique_id(ids.data()); result != kNcclSuccess) {
+      return libraries().OfNccl("ncclGetUniqueId", result);
+    }
+  }
+  if (Status status = rounds.Share(ids); !status.ok()) {
+    return status;
+  }
+  int before = 0;
+  if (const int error = libraries().runtime.get_device(&before); error != kCudaSuccess) {
+    return libraries().OfRuntime("cudaGetDevice", error);
+  }
+  Status status = ConnectLocal(rounds, ids.front(), timeout_ns);
+  if (const int error = libraries().runtime.set_device(before);
+      error != kCudaSuccess && status.ok()) {
+    status = libraries().OfRuntime("cudaSetDevice", error);
+  }
+  return status;
+}
+
+Status Clique::ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeout_ns) {
+  Status status = MakeTools();
+  const PeerMemory::Plan plan = PeerPlan(timeout_ns);
+  if (status.ok()) {  // who goes on from here to NCCL finds the others there
+    status = peers_.Offer(libraries(), plan, rounds);
+  }
+  if (status.ok()) {
+    status = BeginCommunicators(id);
+  }
+  if (status.ok()) {
+    status = AwaitNccl(timeout_ns);
+  }
+  if (status.ok()) {
+    status = WarmUp(timeout_ns);
+  }
+  if (status.ok()) {
+    status = peers_.Connect(libraries(), plan, rounds);
+  }
+  // What failed is known; NCCL is not to take it for its own.
+  libraries().runtime.get_last_error();
+  for (std::size_t i = 0; i < seats_.size() && status.ok(); ++i) {
+    seats_[i]->peers = peers_.seat(i);
+  }
+  if (status.ok() && !peers_.problem().empty() && !peers_.is_foreseen() &&
+      surroundings_.notice != nullptr) {
+    surroundings_.notice("small sums of devices " + Listed(devices_) +
+                         " are NCCL's: " + peers_.problem());
+  }
+  return status;
+}
+
+PeerMemory::Plan Clique::PeerPlan(std::int64_t timeout_ns) const {
+  PeerMemory::Plan plan{.image = surroundings_.peer_image,
+                        .host = surroundings_.host,
+                        .local = {},
+                        .ended = flag_.ended(),
+                        .timeout_ns = timeout_ns};
+  for (const auto& seat : seats_) {
+    plan.local.push_back(
+        {.rank = seat->rank, .ordinal = seat->ordinal, .stream = seat->side_stream});
+  }
+  return plan;
+}
+
+Status Clique::MakeTools() {
+  const Runtime& runtime = libraries().runtime;
+  if (Status status = flag_.Create(libraries()); !status.ok()) {
+    return status;
+  }
+  for (const auto& seat : seats_) {
+    if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaSetDevice", error);
+    }
+    if (surroundings_.traps) {
+      if (Status status = seat->check.Create(libraries()); !status.ok()) {
+        return status;
+      }
+    }
+    if (Status status = seat->watch.Create(libraries()); !status.ok()) {
+      return status;
+    }
+    if (const int error = runtime.stream_create_with_flags(&seat->side_stream, kStreamNonBlocking);
+        error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaStreamCreateWithFlags", error);
+    }
+  }
+  return {};
+}
+
+Status Clique::BeginCommunicators(const NcclId& id) {
+  const Nccl& nccl = libraries().nccl;
+  if (const int result = nccl.group_start(); result != kNcclSuccess) {
+    return libraries().OfNccl("ncclGroupStart", result);
+  }
+  Status status;
+  for (const auto& seat : seats_) {
+    if (const int error = libraries().runtime.set_device(seat->ordinal); error != kCudaSuccess) {
+      status = libraries().OfRuntime("cudaSetDevice", error);
+      break;
+    }
+    status = seat->comm.Begin(libraries(), id, seat->num_ranks, seat->rank);
+    if (!status.ok()) {
+      break;
+    }
+  }
+  // Also after an error: a group that stays open would take the thread's next calls.
+  if (const int result = nccl.group_end(); !HasTaken(result) && status.ok()) {
+    status = libraries().OfNccl("ncclCommInitRankConfig", result);
+  }
+  return status;
+}
+
+Status Clique::AwaitNccl(std::int64_t timeout_ns) const {
+  const std::int64_t begun_ns = NowNs();
+  for (const auto& seat : seats_) {
+    for (;;) {
+      const std::optional<int> state = seat->comm.State(libraries());
+      if (!state) {
+        return Internal("the group has ended");  // for a cause that is known
+      }
+      if (*state == kNcclSuccess) {
+        break;
+      }
+      if (*state != kNcclInProgress) {
+        return libraries().OfNccl("connecting", *state);
+      }
+      if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
+        return status;
+      }
+      std::this_thread::sleep_for(kLookEvery);
+    }
+  }
+  return {};
+}
+
+Status Clique::WarmUp(std::int64_t timeout_ns) {
+  const Runtime& runtime = libraries().runtime;
+  const Nccl& nccl = libraries().nccl;
+  std::vector<void*> words;  // not freed, which would wait for all that the device does
+  for (const auto& seat : seats_) {
+    if (const int error = runtime.set_device(seat->ordinal); error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaSetDevice", error);
+    }
+    if (const int error = runtime.malloc(&words.emplace_back(), sizeof(std::int32_t));
+        error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaMalloc", error);
+    }
+  }
+  if (const int result = nccl.group_start(); result != kNcclSuccess) {
+    return libraries().OfNccl("ncclGroupStart", result);
+  }
+  int result = kNcclSuccess;
+  for (std::size_t i = 0; i < seats_.size() && HasTaken(result); ++i) {
+    result = nccl.all_reduce(words[i], words[i], 1, NcclType::kI32, NcclOp::kSum,
+                             seats_[i]->comm.handle(), seats_[i]->side_stream);
+  }
+  if (const int ended = nccl.group_end(); HasTaken(result)) {
+    result = ended;
+  }
+  if (!HasTaken(result)) {
+    return libraries().OfNccl("ncclAllReduce", result);
+  }
+  const std::int64_t begun_ns = NowNs();
+  if (Status status = AwaitNccl(timeout_ns); !status.ok()) {
+    return status;
+  }
+  for (const auto& seat : seats_) {
+    int error = runtime.stream_query(seat->side_stream);
+    for (; error == kCudaErrorNotReady; error = runtime.stream_query(seat->side_stream)) {
+      if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
+        return status;
+      }
+      std::this_thread::sleep_for(kLookEvery);
+    }
+    if (error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaStreamQuery", error);
+    }
+  }
+  return {};
+}
+
+Status Clique::CheckWait(std::int64_t begun_ns, std::int64_t timeout_ns) const {
+  if (timeout_ns < 0 || NowNs() - begun_ns < timeout_ns) {
+    return {};
+  }
+  return DeadlineExceeded("no communicator of devices " + Listed(devices_) +
+                          ": NCCL has not connected them within " + SecondsText(timeout_ns));
+}
+
+}  // namespace jaxcoll::cuda

@@ -1,0 +1,450 @@
+// tests/cpp/peer_processes_test.cc: small sums over peer memory between processes, on the CUDA
+// runtime and NCCL of fake_cuda.cc. Threads are the processes, each with cliques of its own.
+#include <dlfcn.h>  // dlopen, dlsym
+
+#include <algorithm>           // std::copy
+#include <array>               // std::array
+#include <chrono>              // std::chrono
+#include <condition_variable>  // std::condition_variable
+#include <cstddef>             // std::byte, std::size_t
+#include <cstdint>             // std::int32_t, std::int64_t
+#include <functional>          // std::function
+#include <map>                 // std::map
+#include <memory>              // std::make_unique, std::unique_ptr
+#include <mutex>               // std::mutex
+#include <numeric>             // std::iota
+#include <set>                 // std::set
+#include <span>                // std::span
+#include <string>              // std::string, std::to_string
+#include <thread>              // std::thread
+#include <utility>             // std::pair
+#include <vector>              // std::vector
+
+#include "core/clock.h"
+#include "cuda/clique.h"
+#include "cuda/collectives.h"
+#include "cuda/libraries.h"
+#include "cuda/peer_memory.h"
+#include "testing.h"
+
+namespace jaxcoll::testing {
+namespace {
+
+using namespace jaxcoll::cuda;
+
+constexpr std::int64_t kFirstId = 40;
+constexpr std::int64_t kLong = 20'000'000'000;
+constexpr const char* kImage = "an image";
+
+template <typename Function>
+Function OfFake(const char* name) {
+  return reinterpret_cast<Function>(dlsym(dlopen(FAKE_CUDA, RTLD_NOW), name));
+}
+
+std::string TakeLog() { return OfFake<const char* (*)()>("fake_cuda_take_log")(); }
+
+std::size_t Lines(const std::string& log, const std::string& what) {
+  std::size_t count = 0;
+  for (std::size_t at = log.find(what); at != std::string::npos; at = log.find(what, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+LibraryPaths FakePaths() {
+  return {.runtime = {FAKE_CUDA}, .driver = {FAKE_CUDA}, .nccl = {FAKE_CUDA}, .blas = {FAKE_CUDA}};
+}
+
+const Libraries& OpenLibraries() {
+  static const auto* const libraries = [] {
+    auto* const opened = new Libraries();
+    if (const Status status = opened->Open(FakePaths()); !status.ok()) {
+      std::printf("%s\n", status.message.c_str());
+      std::abort();
+    }
+    OfFake<void (*)(bool)>("fake_cuda_open_own")(true);
+    return opened;
+  }();
+  return *libraries;
+}
+
+// ---- Processes ----------------------------------------------------------------------------------
+
+/// What the key-value store does for the processes of a job.
+struct Store {
+  std::mutex mutex;  // guards the following
+  std::condition_variable changed;
+  std::map<std::int64_t, std::map<std::size_t, std::vector<std::byte>>> rows;  // by round, process
+  std::set<std::int64_t> stays_away_from;  // rounds, of the last process
+  std::chrono::milliseconds patience{20'000};
+};
+
+Store* store = nullptr;
+thread_local std::size_t process = 0;
+std::size_t num_processes = 0;
+
+std::string Exchange(const std::vector<std::int64_t>& /*devices*/, std::int64_t /*generation*/,
+                     std::int64_t round, std::span<std::byte> rows) {
+  const std::size_t size = rows.size() / num_processes;
+  std::unique_lock<std::mutex> lock(store->mutex);
+  if (process + 1 == num_processes && store->stays_away_from.count(round) != 0) {
+    return "I am away";
+  }
+  auto& all = store->rows[round];
+  const auto own = rows.subspan(process * size, size);
+  all[process] = {own.begin(), own.end()};
+  store->changed.notify_all();
+  store->changed.wait_for(lock, store->patience, [&] { return all.size() == num_processes; });
+  for (std::size_t other = 0; other < num_processes; ++other) {
+    if (all.count(other) == 0) {
+      return "process " + std::to_string(other) + " has not come to round " + std::to_string(round);
+    }
+    std::copy(all[other].begin(), all[other].end(), rows.subspan(other * size).begin());
+  }
+  return "";
+}
+
+std::mutex notices_mutex;
+std::vector<std::string> notices;
+
+struct Options {
+  std::size_t devices = 1;  ///< of each process
+  bool do_share = false;    ///< the same device, each process's first
+  std::int64_t timeout_ns = kLong;
+  std::function<void(Surroundings&)> change = [](Surroundings&) {};  ///< in each process
+};
+
+/// A job of some processes, and what they have: a clique each.
+class Job {
+ public:
+  Job(std::size_t processes, const Options& options) : options_(options) {
+    num_processes = processes;
+    store = &store_;
+    notices.clear();
+    ids_.resize(processes * options.devices);
+    std::iota(ids_.begin(), ids_.end(), kFirstId);
+    cliques_.resize(processes);
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  /// Ends what is under way.
+  ~Job() {
+    for (const auto& clique : cliques_) {
+      clique->Fail(Internal("the end"), /*is_orderly=*/true);
+      while (!clique->TryAbort()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  }
+
+  [[nodiscard]] std::size_t num_ranks() const { return ids_.size(); }
+  [[nodiscard]] int OrdinalOf(std::size_t rank) const {
+    return static_cast<int>(options_.do_share ? rank % options_.devices : rank);
+  }
+  [[nodiscard]] Clique& CliqueOf(std::size_t rank) { return *cliques_[rank / options_.devices]; }
+  [[nodiscard]] Store& of_store() { return store_; }
+
+  /// A thread for each rank; its process is set.
+  std::vector<Status> OnRanks(const std::function<Status(std::size_t rank)>& run) {
+    std::vector<Status> statuses(num_ranks());
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < num_ranks(); ++rank) {
+      threads.emplace_back([&, rank] {
+        process = rank / options_.devices;
+        OpenLibraries().runtime.set_device(OrdinalOf(rank));
+        statuses[rank] = run(rank);
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    return statuses;
+  }
+
+  std::vector<Status> Join() {
+    for (process = 0; process < num_processes; ++process) {
+      Surroundings surroundings{
+          .libraries = &OpenLibraries(),
+          .exchange = &Exchange,
+          .notice =
+              [](const std::string& text) {
+                const std::lock_guard<std::mutex> lock(notices_mutex);
+                notices.push_back(text);
+              },
+          .site_text = [](std::uint64_t site) { return "site " + std::to_string(site); },
+          .peer_image = kImage,
+          .host = 1};
+      options_.change(surroundings);
+      std::vector<Clique::LocalDevice> local;
+      for (std::size_t i = 0; i < options_.devices; ++i) {
+        const std::size_t rank = process * options_.devices + i;
+        local.push_back({.id = ids_[rank], .ordinal = OrdinalOf(rank)});
+      }
+      cliques_[process] = std::make_unique<Clique>(surroundings, ids_, local, 0);
+    }
+    return OnRanks([&](std::size_t rank) {
+      return CliqueOf(rank).Join(
+          OrdinalOf(rank), nullptr,
+          {.timeout_ns = options_.timeout_ns, .first_timeout_ns = options_.timeout_ns});
+    });
+  }
+
+ private:
+  const Options options_;
+  Store store_;
+  std::vector<std::int64_t> ids_;
+  std::vector<std::unique_ptr<Clique>> cliques_;
+};
+
+bool AllSucceed(Context& context, const std::vector<Status>& statuses) {
+  bool ok = true;
+  for (const Status& status : statuses) {
+    ok = context.Expect(status.ok(), [&] { return status.message; }) && ok;
+  }
+  return ok;
+}
+
+void ExpectPart(Context& context, const std::string& text, const std::string& part) {
+  context.Expect(text.find(part) != std::string::npos, text);
+}
+
+void ExpectInAll(Context& context, const std::vector<Status>& statuses, const std::string& part) {
+  for (const Status& status : statuses) {
+    ExpectPart(context, status.message, part);
+  }
+}
+
+/// A small sum of `count` numbers on all ranks, which must be right.
+void Sum(Context& context, Job& job, std::size_t count) {
+  const Reduction ints{.type = NcclType::kI32, .op = NcclOp::kSum, .parts = 1};
+  const AllReduce sum({{.reduction = ints, .count = count, .bytes = 4 * count}},
+                      /*is_small_sum=*/true);
+  std::vector<std::vector<std::int32_t>> numbers(job.num_ranks());
+  AllSucceed(context, job.OnRanks([&](std::size_t rank) {
+    std::vector<std::int32_t>& own = numbers[rank];
+    for (std::size_t i = 0; i < count; ++i) {
+      own.push_back(static_cast<std::int32_t>(rank * 1000 + i));
+    }
+    const int ordinal = job.OrdinalOf(rank);
+    const Seat& seat = job.CliqueOf(rank).SeatOf(ordinal);
+    const void* from = own.data();
+    void* to = own.data();
+    Status status = sum.Enqueue(OpenLibraries(), seat, seat.side_stream, {&from, 1}, {&to, 1});
+    OpenLibraries().runtime.stream_synchronize(seat.side_stream);
+    return status;
+  }));
+  const std::size_t p = job.num_ranks();
+  for (const auto& own : numbers) {
+    for (std::size_t i = 0; i < count; ++i) {
+      context.Expect(own[i] == static_cast<std::int32_t>(p * (p - 1) / 2 * 1000 + p * i), "a sum");
+    }
+  }
+}
+
+// ---- Tests --------------------------------------------------------------------------------------
+
+void SumsGoOverTheMemoryOfOtherProcesses(Context& context) {
+  for (const bool do_share : {false, true}) {
+    for (const auto& [processes, devices] :
+         {std::pair<std::size_t, std::size_t>{2, 1}, {4, 1}, {2, 2}}) {
+      TakeLog();
+      Job job(processes, {.devices = devices, .do_share = do_share});
+      if (!AllSucceed(context, job.Join())) {
+        return;
+      }
+      const std::size_t p = job.num_ranks();
+      const std::string log = TakeLog();
+      context.Expect(Lines(log, "memory of process") == p * (p - devices), log);
+      for (const std::size_t count : {3U, 20'000U, 65'536U, 5U}) {
+        Sum(context, job, count);
+      }
+      const std::string sums = TakeLog();
+      context.Expect(Lines(sums, "kernel jaxcoll_one_shot_i32") == 2 * p &&
+                         Lines(sums, "kernel jaxcoll_two_shot_i32") == 2 * p &&
+                         Lines(sums, "all_reduce") == 0,
+                     sums);
+      context.Expect(job.CliqueOf(0).peer_problem().empty() && notices.empty(), "no problem");
+    }
+  }
+}
+
+/// All ranks know that `reason`, and NCCL sums.
+void ExpectNccl(Context& context, Job& job, const std::string& reason, std::size_t num_notices) {
+  if (!AllSucceed(context, job.Join())) {
+    return;
+  }
+  TakeLog();
+  Sum(context, job, 3);
+  const std::string log = TakeLog();
+  context.Expect(Lines(log, "all_reduce") == job.num_ranks() && Lines(log, "kernel") == 0, log);
+  for (std::size_t rank = 0; rank < job.num_ranks(); ++rank) {
+    ExpectPart(context, job.CliqueOf(rank).peer_problem(), reason);
+  }
+  context.Expect(notices.size() == num_notices, "who did not expect it says so");
+  for (const std::string& notice : notices) {
+    context.Expect(notice.starts_with("small sums of devices 40, 41 are NCCL's: ") &&
+                       notice.find(reason) != std::string::npos,
+                   notice);
+  }
+}
+
+/// What fails in one process, and how.
+struct Broken {
+  const char* error;
+  void (*breaks)(Libraries& of);
+};
+constexpr std::array kBroken{
+    Broken{"cudaMalloc: fake CUDA error",
+           [](Libraries& of) {
+             of.runtime.malloc = [](void** data, std::size_t bytes) {
+               const bool is_window = bytes > sizeof(std::int32_t);
+               return is_window ? 2 : OpenLibraries().runtime.malloc(data, bytes);
+             };
+           }},
+    Broken{"cudaMemsetAsync: fake CUDA error",
+           [](Libraries& of) { of.runtime.memset_async = [](auto...) { return 1; }; }},
+    Broken{"cudaDeviceGetPCIBusId: fake CUDA error",
+           [](Libraries& of) { of.ipc.device_get_pci_bus_id = [](auto...) { return 1; }; }},
+    Broken{"cudaIpcGetMemHandle: fake CUDA error",
+           [](Libraries& of) { of.ipc.get_mem_handle = [](auto...) { return 1; }; }},
+    Broken{"cudaDeviceCanAccessPeer: fake CUDA error",
+           [](Libraries& of) { of.runtime.device_can_access_peer = [](auto...) { return 1; }; }},
+    Broken{"cudaIpcOpenMemHandle: fake CUDA error",
+           [](Libraries& of) { of.ipc.open_mem_handle = [](auto...) { return 1; }; }},
+    Broken{"cuModuleGetFunction: CUDA error",
+           [](Libraries& of) {
+             of.driver.module_get_function = [](Function* function, Module module,
+                                                const char* name) {
+               const bool is_check = std::string(name) == "jaxcoll_check";
+               return is_check ? OpenLibraries().driver.module_get_function(function, module, name)
+                               : 1;
+             };
+           }},
+};
+
+void WhatOneCannotDoNobodyDoes(Context& context) {
+  const Libraries& libraries = OpenLibraries();
+  for (const auto& [error, breaks] : kBroken) {
+    Libraries broken = libraries;
+    breaks(broken);
+    Job job(2, {.change = [&](Surroundings& of) {
+              of.libraries = process == 1 ? &broken : &libraries;
+            }});
+    ExpectNccl(context, job, "rank 1", 2);
+    ExpectPart(context, job.CliqueOf(0).peer_problem(), error);
+  }
+  {
+    Job job(2, {.change = [](Surroundings& of) { of.host = process; }});
+    ExpectNccl(context, job, "the group is on several hosts", 0);
+  }
+  OfFake<void (*)(int)>("fake_cuda_set_far_device")(1);
+  {
+    Job job(2, {});
+    ExpectNccl(context, job, "rank 0: can't reach the memory of rank 1: CUDA says", 2);
+  }
+  {
+    Job job(2, {.do_share = true});  // its one device is reached
+    AllSucceed(context, job.Join());
+    context.Expect(job.CliqueOf(0).peer_problem().empty(), job.CliqueOf(0).peer_problem());
+  }
+  OfFake<void (*)(int)>("fake_cuda_set_far_device")(-1);
+}
+
+void WhatTheRuntimeLacksTurnsItOff(Context& context) {
+  const Libraries& libraries = OpenLibraries();
+  Libraries without = libraries;
+  without.ipc_problem = "cudaIpcOpenMemHandle is missing";
+  context.Expect(PeerMemory::Problem(without, kImage, {0}, 2) ==
+                     "CUDA's runtime can't share memory between processes (cudaIpcOpenMemHandle is "
+                     "missing)",
+                 PeerMemory::Problem(without, kImage, {0}, 2));
+  context.Expect(PeerMemory::Problem(without, kImage, {0, 1}, 2).empty(), "in one process");
+  Job job(2, {.change = [&](Surroundings& of) {
+            of.libraries = process == 0 ? &without : &libraries;
+          }});
+  ExpectNccl(context, job, "rank 0: CUDA's runtime can't share memory", 1);
+}
+
+void TheProbeIsOfAllProcesses(Context& context) {
+  const auto breaks = OfFake<void (*)(bool)>("fake_cuda_break_peers");
+  breaks(true);
+  Job job(2, {.timeout_ns = 300'000'000});
+  const auto begun = std::chrono::steady_clock::now();
+  ExpectInAll(context, job.Join(),
+              "devices 40, 41: the probe of peer memory has not ended (JAXCOLL_CUDA_PEERS=0");
+  context.Expect(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5),
+                 "it takes too long");
+  breaks(false);
+}
+
+/// In whichever round: nobody goes on without it, nor waits for it for ever.
+void WhoStaysAwayIsNamed(Context& context) {
+  for (const std::int64_t round : {0, 1, 2, 3}) {
+    Job job(3, {.timeout_ns = 2'000'000'000});
+    job.of_store().stays_away_from = {round};
+    job.of_store().patience = std::chrono::milliseconds(200);
+    const std::vector<Status> statuses = job.Join();
+    const std::string expected =
+        "no communicator of devices 40, 41, 42: process 2 has not come "
+        "to round " +
+        std::to_string(round);
+    ExpectInAll(context, {statuses[0], statuses[1]}, expected);
+    context.Expect(job.CliqueOf(0).SeatOf(0).peers == nullptr, "no sums over it");
+  }
+}
+
+/// A rank whose process has ended: the kernels of the others end, and what waits for them fails.
+void WhoDiesInASumIsNoticed(Context& context) {
+  Job job(3, {});
+  if (!AllSucceed(context, job.Join())) {
+    return;
+  }
+  const Libraries& libraries = OpenLibraries();
+  const Reduction ints{.type = NcclType::kI32, .op = NcclOp::kSum, .parts = 1};
+  const AllReduce sum({{.reduction = ints, .count = 2, .bytes = 8}}, /*is_small_sum=*/true);
+  std::vector<std::array<std::int32_t, 2>> numbers(3);
+  std::array<int, 3> errors{};
+  AllSucceed(context, job.OnRanks([&](std::size_t rank) {
+    if (rank == 2) {
+      return Status{};
+    }
+    Clique& clique = job.CliqueOf(rank);
+    const int ordinal = job.OrdinalOf(rank);
+    Stream stream = nullptr;
+    libraries.runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
+    Status status = clique.Run(ordinal, stream, 7, /*is_first=*/false, {}, [&](const Seat& seat) {
+      const void* from = numbers[rank].data();
+      void* to = numbers[rank].data();
+      return sum.Enqueue(libraries, seat, stream, {&from, 1}, {&to, 1});
+    });
+    // As the engine's watch.
+    while (!clique.Look(NowNs(), {.timeout_ns = 200'000'000, .first_timeout_ns = 200'000'000})) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    while (!clique.TryAbort()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    errors.at(rank) = libraries.runtime.stream_synchronize(stream);
+    return status;
+  }));
+  context.Expect(errors[0] != 0 && errors[1] != 0, "what waits for the streams gets an error");
+  ExpectInAll(context, {job.CliqueOf(0).Failure()},
+              "site 7: waited 0.2 s for other processes, devices 41, 42");
+}
+
+}  // namespace
+}  // namespace jaxcoll::testing
+
+int main(int argc, char** argv) {
+  using namespace jaxcoll::testing;
+  return RunTests(
+      {
+          {"SumsGoOverTheMemoryOfOtherProcesses", SumsGoOverTheMemoryOfOtherProcesses},
+          {"WhatOneCannotDoNobodyDoes", WhatOneCannotDoNobodyDoes},
+          {"WhatTheRuntimeLacksTurnsItOff", WhatTheRuntimeLacksTurnsItOff},
+          {"TheProbeIsOfAllProcesses", TheProbeIsOfAllProcesses},
+          {"WhoStaysAwayIsNamed", WhoStaysAwayIsNamed},
+          {"WhoDiesInASumIsNoticed", WhoDiesInASumIsNoticed},
+      },
+      argc, argv);
+}

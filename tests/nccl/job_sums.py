@@ -1,0 +1,137 @@
+"""A process of a job that sums over peer memory on the fake: job_sums.py KIND LIBRARIES.
+
+KIND: `sums`: all dtypes, and after a reset; `refused`: the last process can't map the others'
+memory; `late` and `killed`: the last process stays away from a call, or dies before it.
+"""
+
+import ctypes
+import logging
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from gpu import small_sums
+from nccl import on_fake
+
+import jaxcoll
+from jaxcoll import _cuda, _native
+
+LIMIT_S = 1.0
+
+Log = Callable[[], str]
+
+
+def main(kind: str, libraries: pathlib.Path) -> None:
+    jaxcoll.initialize()
+    shares = os.environ["JAXCOLL_TEST_GPUS"] == "shared"
+    # Nobody sees the others' GPUs.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0" if shares else str(jax.process_index())
+    engine = on_fake.connect(libraries)
+    for where, name, value in on_fake.changes(engine):
+        setattr(where, name, value)
+    all_devices = jax.devices
+    jax.devices = lambda platform=None: all_devices()
+    if kind == "refused" and _is_last():
+        engine.fake.fake_cuda_refuse_to_open(ctypes.c_bool(True))
+    with jax.enable_x64(True):
+        _KINDS[kind](lambda: engine.fake.fake_cuda_take_log().decode())
+        if kind == "sums":
+            engine.jaxcoll_cuda_reset()  # new windows
+            assert float(_run(_program())[0]) == jax.process_count()
+            assert "memory of process" in engine.fake.fake_cuda_take_log().decode()
+            print("and after a reset")
+
+
+def _sum_all(log: Log) -> None:
+    log()
+    for found in small_sums.sums(_mesh()):
+        lines = log()
+        is_small = found.sent <= small_sums.MOST_BYTES
+        way = "one_shot" if found.sent <= small_sums.ONE_SHOT_BYTES else "two_shot"
+        assert found.order == ("by rank" if is_small else "NCCL's"), found
+        assert lines.count(f"kernel jaxcoll_{way}") >= (2 if is_small else 0), (found, lines)
+        # But for the number with which NCCL connects.
+        is_nccls = "all_reduce" in lines.replace("all_reduce 1 type 2 ", "")
+        assert is_nccls != is_small, (found, lines)
+    print("all right")
+
+
+def _sum_with_nccl(log: Log) -> None:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("jaxcoll").addHandler(handler)
+    before = jaxcoll.explain(_program(), _ones()).rows[0].order
+    assert before == "by rank"  # as far as was known
+    log()
+    assert float(_run(_program())[0]) == jax.process_count()
+    lines = log()
+    assert "kernel" not in lines, lines
+    assert "all_reduce 8 type" in lines, lines
+    assert jaxcoll.explain(_program(), _ones()).rows[0].order == "NCCL's"
+    print("reason:", _native.gpu_peer_problem([device.id for device in jax.devices()]))
+    print("said:", *(text for text in said if "are NCCL's" in text))
+
+
+def _stay_away(log: Log, leave: Callable[[], None] = lambda: time.sleep(5 * LIMIT_S)) -> None:
+    del log
+    program = _program()
+    for _ in range(2):  # the first time has another limit
+        _run(program)
+    jaxcoll.config.timeout_s = LIMIT_S
+    if _is_last():
+        leave()
+        os._exit(0)
+    begun = time.monotonic()
+    try:
+        with jaxcoll.watch():
+            _run(program)
+    except jaxcoll.CollectiveError as error:
+        print(f"raised after {time.monotonic() - begun:.0f} s: {error}")
+    print("failures:", len(_cuda.failures()), flush=True)
+    os._exit(0)
+
+
+def _die(log: Log) -> None:
+    _stay_away(log, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+_KINDS = {"sums": _sum_all, "refused": _sum_with_nccl, "late": _stay_away, "killed": _die}
+
+
+def _is_last() -> bool:
+    return jax.process_index() == jax.process_count() - 1
+
+
+def _mesh() -> Any:
+    return jax.make_mesh((jax.process_count(),), ("x",))
+
+
+def _program() -> Any:
+    return jax.jit(
+        jax.shard_map(
+            lambda x: jaxcoll.all_reduce(x, "x"), mesh=_mesh(), in_specs=jax.P("x"),
+            out_specs=jax.P("x"), check_vma=False,
+        )
+    )  # fmt: skip
+
+
+def _ones() -> Any:
+    xs = np.ones((jax.process_count(), 8), np.float32)
+    sharding = jax.NamedSharding(_mesh(), jax.P("x"))
+    return jax.make_array_from_callback(xs.shape, sharding, lambda at: xs[at])
+
+
+def _run(program: Any) -> Any:
+    """Returns the sum on this process."""
+    return np.asarray(program(_ones()).addressable_data(0))[0]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], pathlib.Path(sys.argv[2]))

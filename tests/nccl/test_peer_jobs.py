@@ -1,0 +1,49 @@
+"""Small sums over the memory of other processes, in jobs of several; the kernels' body is real."""
+
+import pathlib
+import re
+from collections.abc import Callable
+
+import pytest
+from checks import auto_is_native
+from processes.run_job import run_job
+
+JOB = pathlib.Path(__file__).with_name("job_sums.py")
+
+pytestmark = pytest.mark.skipif(not auto_is_native(), reason="about native calls")
+
+Run = Callable[..., dict[int, list[str]]]
+
+
+@pytest.fixture
+def run(libraries: pathlib.Path, tmp_path: pathlib.Path) -> Run:
+    """Returns what runs job_sums.py, where all processes have one GPU, or each one of its own."""
+
+    def job(kind: str, processes: int, gpus: str = "shared", **options: int | None):
+        world = {"FAKE_CUDA_FOLDER": str(tmp_path), "JAXCOLL_TEST_GPUS": gpus}
+        return run_job(str(JOB), kind, libraries, processes=processes, **options, **world)
+
+    return job
+
+
+@pytest.mark.parametrize(("processes", "gpus"), [(2, "shared"), (2, "own"), (4, "shared")])
+def test_sums_of_all_dtypes(processes: int, gpus: str, run: Run):
+    for lines in run("sums", processes, gpus).values():
+        assert "all right" in lines
+        assert "and after a reset" in lines
+
+
+def test_what_one_cannot_do_nobody_does(run: Run):
+    for lines in run("refused", 2).values():
+        (reason,) = (line for line in lines if line.startswith("reason: "))
+        assert reason.startswith("reason: rank 1: can't reach the memory of rank 0: cudaIpcOpenMem")
+        (said,) = (line for line in lines if line.startswith("said: "))
+        assert re.search(r"small sums of devices .* are NCCL's: rank 1: can't reach", said)
+
+
+@pytest.mark.parametrize("kind", ["late", "killed"])
+def test_one_that_does_not_come_is_named(kind: str, run: Run):
+    lines = run(kind, 2, expect=None)[0]
+    (raised,) = (line for line in lines if line.startswith("raised after "))
+    named = r'all_reduce over "x" of .*: waited 1.0 s for other processes, devices 2048'
+    assert re.search(rf"^raised after [1-4] s: .*{named}", raised), raised
