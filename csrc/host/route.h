@@ -84,7 +84,7 @@ struct Processes {
 struct RouteOptions {
   std::size_t window_bytes = 0;
   bool can_read_peers = false;  ///< processes may read each other's memory (peer_memory.h)
-  CopyCosts copy_costs;
+  CopyCosts copy_costs{};
 };
 
 /// A collective in rounds of bounded size, each in phases. In a phase a process reads what the

@@ -3,11 +3,11 @@
 
 #include <cmath>    // std::isfinite, std::isinf
 #include <cstddef>  // std::size_t
+#include <cstdint>  // std::int64_t
 #include <thread>   // std::jthread
 #include <vector>   // std::vector
 
 #include "core/clock.h"
-#include "host/segment.h"
 #include "processes.h"
 #include "testing.h"
 
