@@ -19,14 +19,6 @@ constexpr std::size_t Aligned(std::size_t bytes) {
 }
 constexpr std::size_t AlignedDown(std::size_t bytes) { return bytes / kAlignment * kAlignment; }
 
-const std::byte* Operand(const Buffers& local, std::size_t leaf, std::size_t position) {
-  return static_cast<const std::byte*>(local.operands[leaf * local.num_ranks + position]);
-}
-
-std::byte* Result(const Buffers& local, std::size_t leaf, std::size_t position) {
-  return static_cast<std::byte*>(local.results[leaf * local.num_ranks + position]);
-}
-
 // A chunk for each process in each round, all of about the same size.
 std::size_t ChunkBytes(const std::vector<ReducedLeaf>& leaves, const Membership& members,
                        std::size_t half_bytes) {
@@ -91,7 +83,7 @@ bool OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffe
       std::byte* const mine = processes.windows[members_.mine()] + j * rank_bytes_;
       for (std::size_t i = 0; i < num_pieces; ++i) {
         const PackedPiece& piece = tree_.piece(i);
-        std::memcpy(mine + piece.at, Operand(local, piece.leaf, j), piece.bytes);
+        std::memcpy(mine + piece.at, local.operand(piece.leaf, j), piece.bytes);
       }
     }
     return true;
@@ -100,7 +92,7 @@ bool OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffe
   for (std::size_t i = 0; i < num_pieces; ++i) {
     const PackedPiece& piece = tree_.piece(i);
     for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
-      sources[r] = members_.is_mine(r) ? Operand(local, piece.leaf, members_.position(r))
+      sources[r] = members_.is_mine(r) ? local.operand(piece.leaf, members_.position(r))
                                        : processes.windows[members_.process_of(r)] +
                                              members_.position(r) * rank_bytes_ + piece.at;
     }
@@ -148,7 +140,7 @@ bool ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& 
       if (phase == 0) {
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
           std::memcpy(Staged(processes.windows[mine], round, owner, j) + piece.at,
-                      Operand(local, piece.leaf, j) + piece.begin, piece.bytes);
+                      local.operand(piece.leaf, j) + piece.begin, piece.bytes);
         }
       } else if (phase == 1) {
         std::array<const void*, kMaxRanks> sources;
@@ -157,18 +149,18 @@ bool ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& 
           const std::size_t j = members_.position(r);
           sources[r] =
               members_.is_mine(r)
-                  ? Operand(local, piece.leaf, j) + piece.begin
+                  ? local.operand(piece.leaf, j) + piece.begin
                   : Staged(processes.windows[members_.process_of(r)], round, mine, j) + piece.at;
         }
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
-          targets[j] = Result(local, piece.leaf, j) + piece.begin;
+          targets[j] = local.result(piece.leaf, j) + piece.begin;
         }
         targets[local.num_ranks] = Reduced(processes.windows[mine], round) + piece.at;
         leaves_[piece.leaf].reduce(sources.data(), members_.num_ranks(), targets.data(),
                                    local.num_ranks + 1, piece.count);
       } else {
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
-          std::memcpy(Result(local, piece.leaf, j) + piece.begin,
+          std::memcpy(local.result(piece.leaf, j) + piece.begin,
                       Reduced(processes.windows[owner], round) + piece.at, piece.bytes);
         }
       }
@@ -233,18 +225,18 @@ bool ReduceScatterRoute::Run(std::size_t phase, std::size_t round, const Buffers
       if (phase == 0) {
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
           std::memcpy(processes.windows[members_.mine()] + At(round, target, j) + row * row_bytes,
-                      Operand(local, 0, j) + from, row_bytes);
+                      local.operand(0, j) + from, row_bytes);
         }
         continue;
       }
       std::array<const void*, kMaxRanks> sources;
       for (std::size_t r = 0; r < members_.num_ranks(); ++r) {
         const std::size_t j = members_.position(r);
-        sources[r] = members_.is_mine(r) ? Operand(local, 0, j) + from
+        sources[r] = members_.is_mine(r) ? local.operand(0, j) + from
                                          : processes.windows[members_.process_of(r)] +
                                                At(round, target, j) + row * row_bytes;
       }
-      void* to = Result(local, 0, members_.position(target)) +
+      void* to = local.result(0, members_.position(target)) +
                  ((piece.row + row) * inner_ + piece.begin) * element_bytes_;
       reduce_(sources.data(), members_.num_ranks(), &to, 1, piece.length);
     }

@@ -4,6 +4,8 @@
 #include <array>      // std::array
 #include <cstddef>    // std::byte, std::size_t
 
+#include "host/direct_reduce.h"
+
 namespace jaxcoll {
 namespace {
 
@@ -67,7 +69,11 @@ void AllReduceWork::Run(std::size_t chunk, const Buffers& buffers) const {
 
 std::unique_ptr<const Route> AllReduceWork::MakeRoute(const Membership& members,
                                                       const RouteOptions& options) const {
-  return MakeAllReduceRoute({leaves_.begin(), leaves_.end()}, members, options.window_bytes);
+  const std::vector<Leaf> leaves{leaves_.begin(), leaves_.end()};
+  if (DirectAllReduce::IsBetter(leaves, members, options)) {
+    return std::make_unique<DirectAllReduce>(leaves, members, options.window_bytes);
+  }
+  return MakeAllReduceRoute(leaves, members, options.window_bytes);
 }
 
 ReduceScatterWork::ReduceScatterWork(DType dtype, ReduceFn reduce, std::size_t outer,
@@ -112,6 +118,10 @@ void ReduceScatterWork::Run(std::size_t chunk, const Buffers& buffers) const {
 
 std::unique_ptr<const Route> ReduceScatterWork::MakeRoute(const Membership& members,
                                                           const RouteOptions& options) const {
+  if (DirectReduceScatter::IsBetter(element_bytes_, outer_, inner_, members, options)) {
+    return std::make_unique<DirectReduceScatter>(element_bytes_, reduce_, outer_, inner_, members,
+                                                 options.window_bytes);
+  }
   return std::make_unique<ReduceScatterRoute>(element_bytes_, reduce_, outer_, inner_, members,
                                               options.window_bytes);
 }

@@ -53,6 +53,13 @@ class Membership : public Pooled {
   [[nodiscard]] std::size_t mine() const { return mine_; }
   [[nodiscard]] const SmallArray<std::size_t, 4>& my_ranks() const { return my_ranks_; }
   [[nodiscard]] bool is_mine(std::size_t rank) const { return process_of(rank) == mine_; }
+  [[nodiscard]] std::size_t num_ranks_of(std::size_t process) const {
+    std::size_t count = 0;
+    for (const Place& place : places_) {
+      count += place.process == process ? 1 : 0;
+    }
+    return count;
+  }
   /// The ranks of the process that has most.
   [[nodiscard]] std::size_t most_ranks() const { return most_ranks_; }
 

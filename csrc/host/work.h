@@ -2,7 +2,7 @@
 #pragma once
 
 #include <atomic>   // std::atomic
-#include <cstddef>  // std::size_t
+#include <cstddef>  // std::byte, std::size_t
 #include <memory>   // std::unique_ptr
 
 #include "core/pooled.h"
@@ -22,6 +22,13 @@ struct Buffers {
   /// were 0 when the call began.
   const std::size_t* arrivals = nullptr;
   std::atomic<int>* counters = nullptr;
+
+  [[nodiscard]] const std::byte* operand(std::size_t leaf, std::size_t rank) const {
+    return static_cast<const std::byte*>(operands[leaf * num_ranks + rank]);
+  }
+  [[nodiscard]] std::byte* result(std::size_t leaf, std::size_t rank) const {
+    return static_cast<std::byte*>(results[leaf * num_ranks + rank]);
+  }
 };
 
 /// How one op moves its data, cut into chunks that any thread may run in any order. Immutable, so

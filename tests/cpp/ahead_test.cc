@@ -114,7 +114,7 @@ void NobodyWaitsForThoseItGetsNothingFrom(Context& context) {
 /// What is read where it lies is the caller's own memory.
 void ABufferThatOthersReadStays(Context& context) {
   Host host(2, {.num_lanes = 8, .window_bytes = 4096, .can_read_peers = true});
-  const Op op = BroadcastOp(2, 0, 530'001);
+  const Op op = BroadcastOp(2, 0, 1'060'001);
   const SharedSite site(host, 308, OneGroup(2), {0, 1}, op.make);
   const auto calls = Calls(op, 2, 1);
   const std::int64_t run = FreshRuns();

@@ -4,6 +4,7 @@
 #include <array>       // std::array
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t, std::uint64_t
+#include <cstring>     // std::memset
 #include <functional>  // std::function
 #include <map>         // std::map
 #include <memory>      // std::make_unique, std::unique_ptr
@@ -11,9 +12,13 @@
 #include <utility>     // std::pair
 #include <vector>      // std::vector
 
+#include "host/copy_costs.h"
+#include "host/direct_reduce.h"
 #include "host/direct_route.h"
 #include "host/exchange.h"
+#include "host/reduce_route.h"
 #include "host/route.h"
+#include "kernels/reduce.h"
 #include "ops.h"
 #include "processes.h"
 #include "ranks.h"
@@ -282,27 +287,122 @@ void CheckOps(Context& context, bool reduces) {
   }
 }
 
-/// Large enough to be read where they lie.
-void CopiesReadInPlace(Context& context) {
+/// What is large enough to be read where it lies.
+void CheckReadInPlace(Context& context, std::size_t window_bytes,
+                      const std::function<std::vector<Op>(std::size_t)>& ops_of) {
   for (const Layout& layout : Layouts()) {
-    Host host(layout.num_processes, {.num_lanes = 3, .window_bytes = 4096, .can_read_peers = true});
-    const std::size_t p = layout.process_of.size();
-    std::vector<std::size_t> holes(p, PermuteWork::kNone);
-    for (std::size_t r = 1; r < p; r += 2) {
-      holes[r] = p - 1 - r;
+    Host host(layout.num_processes,
+              {.num_lanes = 3, .window_bytes = window_bytes, .can_read_peers = true});
+    const Membership members(Seats(host, layout.process_of), 0);
+    const RouteOptions options{
+        .window_bytes = window_bytes, .can_read_peers = true, .copy_costs = kReadingIsFree};
+    const std::vector<Op> ops = ops_of(members.num_ranks());
+    for (const Op& op : ops) {
+      const auto route = op.make()->MakeRoute(members, options);
+      const bool reads = dynamic_cast<const DirectRoute*>(route.get()) != nullptr ||
+                         dynamic_cast<const DirectAllReduce*>(route.get()) != nullptr ||
+                         dynamic_cast<const DirectReduceScatter*>(route.get()) != nullptr;
+      context.Expect(reads, [&] { return op.name + " is read in place"; });
     }
-    constexpr std::size_t kBytes = 530'001;
-    const std::vector<Op> ops = {AllGatherOp(1, p, kBytes),
-                                 AllGatherOp(5, p, kBytes / 5),
-                                 AllGatherOp(60, p, 20'000),
-                                 AllToAllOp(p, 3, 2, 1, 10, 10'000, true),
-                                 AllToAllOp(p, 1, 4, 2, 9, 10'000, false),
-                                 PermuteOp(holes, kBytes),
-                                 BroadcastOp(p, p - 1, kBytes),
-                                 BroadcastOp(p, 0, kBytes)};
-    for (std::size_t i = 0; i < ops.size(); i += 2) {
+    for (std::size_t i = 0; i + 1 < ops.size(); ++i) {
       CheckInTurn(context, host, layout, ops[i], ops[i + 1]);
     }
+  }
+}
+
+void CopiesReadInPlace(Context& context) {
+  CheckReadInPlace(context, 4096, [](std::size_t p) {
+    std::vector<std::size_t> ring(p);
+    std::vector<std::size_t> holes(p, PermuteWork::kNone);
+    for (std::size_t r = 0; r < p; ++r) {
+      ring[r] = (r + 1) % p;
+      if (r % 2 == 1) {
+        holes[r] = (r + 1) % p;
+      }
+    }
+    constexpr std::size_t kBytes = 1'060'001;
+    return std::vector<Op>{AllGatherOp(1, p, kBytes),
+                           AllGatherOp(5, p, kBytes / 5 + 1),
+                           AllGatherOp(60, p, 20'000),
+                           AllToAllOp(p, 3, 2, 1, 10, 18'000, true),
+                           AllToAllOp(p, 1, 4, 2, 9, 16'384, false),
+                           PermuteOp(ring, kBytes),
+                           PermuteOp(holes, kBytes),
+                           BroadcastOp(p, p - 1, kBytes),
+                           BroadcastOp(p, 0, kBytes)};
+  });
+}
+
+void ReductionsReadInPlace(Context& context) {
+  for (const std::size_t window : Sizes{131072, 1048576}) {
+    CheckReadInPlace(context, window, [](std::size_t p) {
+      return std::vector<Op>{AllReduceOp({{DType::kF32, 300'001}}),
+                             AllReduceOp({{DType::kBF16, 333'333},
+                                          {DType::kF32, 1},
+                                          {DType::kC64, 80'001},
+                                          {DType::kF16, 70'000, ReduceOp::kMean},
+                                          {DType::kI8, 500'001, ReduceOp::kMax},
+                                          {DType::kF32, 0},
+                                          {DType::kC128, 3}}),
+                             ReduceScatterOp(DType::kF32, 1, p, 270'001),
+                             ReduceScatterOp(DType::kF16, 70, p, 9'000),
+                             ReduceScatterOp(DType::kI64, 3, p, 50'000)};
+    });
+  }
+}
+
+/// Who goes on writes over what the others have read.
+void BuffersStayUntilOthersHaveRead(Context& context) {
+  constexpr std::size_t kCount = 1 << 19;
+  constexpr std::size_t kCalls = 8;
+  const std::vector<Op> ops = {AllReduceOp({{DType::kF32, kCount}}),
+                               ReduceScatterOp(DType::kF32, 1, 2, kCount)};
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    Host host(2, {.window_bytes = 1 << 20, .can_read_peers = true});
+    const SharedSite site(host, 400 + i, OneGroup(2), {0, 1}, ops[i].make);
+    const std::size_t bytes = ops[i].make()->operand_bytes(0);
+    std::vector<std::unique_ptr<CallData>> calls;
+    for (std::size_t call = 0; call < kCalls; ++call) {
+      calls.push_back(std::make_unique<CallData>(ops[i], 2, 400 + call));
+    }
+    const std::int64_t run = FreshRuns();
+    RunRanks(context, 2, [&](std::size_t rank) -> Program {
+      for (const auto& call : calls) {
+        const CallResult result = co_await site.Begin(rank, run, *call);
+        Check(result.ok, result.error);
+        const std::string problem = call->Problem(rank);
+        Check(problem.empty(), problem);
+        std::memset(const_cast<void*>(call->operands(rank)[0]), 0, bytes);
+      }
+    });
+  }
+}
+
+/// Of a sum over as many processes as ranks, by what reading costs.
+void SumsReadWhatIsFaster(Context& context) {
+  const std::vector<ReducedLeaf> large{
+      {DType::kF32, 1 << 20, GetReduce(DType::kF32, ReduceOp::kSum)}};
+  const std::vector<ReducedLeaf> small{
+      {DType::kF32, 1 << 16, GetReduce(DType::kF32, ReduceOp::kSum)}};
+  struct Case {
+    Places process_of;
+    double most;
+    double least;
+  };
+  for (const Case& each :
+       {Case{{0, 1}, 2.1, 1.9}, Case{{0, 1, 2, 3}, 1.7, 1.6}, Case{{0, 0, 1, 1}, 2.1, 1.9}}) {
+    const Membership members(each.process_of, 0);
+    const auto is_better = [&](const auto& leaves, std::size_t window, bool can, double cost) {
+      const CopyCosts costs{.leaving = 5, .taking = 5, .reading = 5 * cost};
+      return DirectAllReduce::IsBetter(
+          leaves, members, {.window_bytes = window, .can_read_peers = can, .copy_costs = costs});
+    };
+    constexpr std::size_t kWindow = 1 << 20;
+    context.Expect(is_better(large, kWindow, true, each.least), "reading is faster");
+    context.Expect(!is_better(large, kWindow, true, each.most), "windows are");
+    context.Expect(!is_better(large, kWindow, false, 0), "where the system refuses");
+    context.Expect(!is_better(small, kWindow, true, 0), "too little");
+    context.Expect(!is_better(large, 4096, true, 0), "a window without room");
   }
 }
 
@@ -357,6 +457,9 @@ int main(int argc, char** argv) {
                    {"Reductions", Reductions},
                    {"Copies", Copies},
                    {"CopiesReadInPlace", CopiesReadInPlace},
+                   {"ReductionsReadInPlace", ReductionsReadInPlace},
+                   {"BuffersStayUntilOthersHaveRead", BuffersStayUntilOthersHaveRead},
+                   {"SumsReadWhatIsFaster", SumsReadWhatIsFaster},
                    {"ReadsWhatIsFaster", ReadsWhatIsFaster}},
                   argc, argv);
 }

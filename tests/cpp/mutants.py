@@ -395,6 +395,20 @@ MUTANTS = [
         ("ahead", "ABufferThatOthersReadStays"),
     ),
     Mutant(
+        "a sum stays until all have read it",
+        "csrc/host/direct_reduce.h",
+        "num_phases() const override { return 4; }",
+        "num_phases() const override { return 3; }",
+        ("exchange", "BuffersStayUntilOthersHaveRead"),
+    ),
+    Mutant(
+        "what is summed stays until all have read it",
+        "csrc/host/direct_reduce.h",
+        "num_phases() const override { return 3; }",
+        "num_phases() const override { return 2; }",
+        ("exchange", "BuffersStayUntilOthersHaveRead"),
+    ),
+    Mutant(
         "few calls are left ahead of the others",
         "csrc/host/job.cc",
         "if (last.is_ahead && num_ahead_ >= left_.size() / kLanesPerAhead) {",
