@@ -381,6 +381,8 @@ def _exchange(
 
 
 _GAVE_UP = "gave up: "
+# What the end of a probe takes that its limit has ended.
+_PROBE_S = 5.0
 
 
 def exchange(
@@ -429,6 +431,8 @@ def _limit_s(number: int) -> float:
     limits = [config.timeout_s]
     if number == 0:  # they may still compile the program
         limits.append(config.compile_timeout_s)
+    elif number > 1 and config.timeout_s is not None:  # or wait so long for a probe
+        limits.append(config.timeout_s + _PROBE_S)
     return max(_DAY_S if limit is None else limit for limit in limits)
 
 

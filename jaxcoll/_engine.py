@@ -10,9 +10,11 @@ import collections
 import contextlib
 import dataclasses
 import functools as ft
+import math
 import os
 import re
 import secrets
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -139,7 +141,7 @@ def attach(call: str = "initialize") -> None:
             problem = _first_reasons(board.exchange(f"attached/{kind}", reason))
             if not problem:
                 _observe(core, cards, here, process)
-                _start(board, core)
+                _start(board, core, here)
                 _use(core)
                 break
     if core is not None:
@@ -159,16 +161,28 @@ def attach(call: str = "initialize") -> None:
         jax.clear_caches()  # what is compiled has taken the other path
 
 
-def _start(board: Board, core: Any) -> None:
+def _start(board: Board, core: Any, here: Sequence[int]) -> None:
     """Begins to use the segment, when all processes have joined it."""
     # What is compiled stands on what was measured first.
     own = _state.copy_costs or core.copy_costs()
     answers = board.exchange("reading", (core.probe_peers(), own))
     # One that may not read another's memory, as in some containers, decides for all.
     may_read = all(may for may, _ in answers)
-    by_kind = zip(*(costs for _, costs in answers), strict=True)
-    _state.copy_costs = [sum(costs) / len(answers) for costs in by_kind]
+    _state.copy_costs = agreed_costs([answers[process][1] for process in here])
+    if may_read and len(here) > 1 and math.isinf(_state.copy_costs[-1]):
+        logger.info(
+            "jaxcoll: all copies between processes go through shared memory: how fast they are "
+            "read was not measured (a process came late, or windows are small)."
+        )
     core.start(may_read, _state.copy_costs)
+
+
+def agreed_costs(of_processes: Sequence[Sequence[float]]) -> list[float]:
+    """Returns what one of the processes has, of each kind of copy.
+
+    So processes that have agreed before agree on the same.
+    """
+    return [statistics.median_high(kind) for kind in zip(*of_processes, strict=True)]
 
 
 def _observe(

@@ -344,12 +344,16 @@ class _Thread(threading.Thread):
     def end(self) -> None:
         """Ends it, when all steps have ended, of which it may have something to say.
 
-        One that came back from JAX when the interpreter has ended would abort the process.
+        One that came back from JAX when the interpreter has ended would abort the process. After an
+        interrupt the end of the diagnosis awaits the steps, for a moment.
         """
         if os.getpid() == self._pid:  # no forked child, in which it does not run
-            await_steps()
-            self._ends.set()
-            self.join(_JOIN_S)
+            try:
+                if not watcher.is_interrupted():
+                    await_steps()
+            finally:  # interrupted again, say
+                self._ends.set()
+                self.join(_JOIN_S)
 
     def add(self, watched: _Watched) -> None:
         with self._lock:
@@ -410,7 +414,7 @@ class _Thread(threading.Thread):
             lines.append(f"dumped to {dumps.of_report(lines[0])}")
         logger.error("%s", "\n".join(line for line in lines if line))
         # To trace a step can take longer than XLA waits.
-        if listing := watched.listing():
+        if not self._ends.is_set() and (listing := watched.listing()):
             logger.error("jaxcoll: the collectives of %s:\n%s", watched.name, listing)
 
     # ---- The other processes ---------------------------------------------------------------------

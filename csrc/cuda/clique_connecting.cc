@@ -45,6 +45,8 @@ Status Clique::ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeo
   const PeerMemory::Plan plan = PeerPlan(timeout_ns);
   if (status.ok()) {  // who goes on from here to NCCL finds the others there
     status = peers_.Offer(libraries(), plan, rounds);
+    // What failed there is known; NCCL is not to take it for its own.
+    libraries().runtime.get_last_error();
   }
   if (status.ok()) {
     status = BeginCommunicators(id);
@@ -58,7 +60,6 @@ Status Clique::ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeo
   if (status.ok()) {
     status = peers_.Connect(libraries(), plan, rounds);
   }
-  // What failed is known; NCCL is not to take it for its own.
   libraries().runtime.get_last_error();
   for (std::size_t i = 0; i < seats_.size() && status.ok(); ++i) {
     seats_[i]->peers = peers_.seat(i);

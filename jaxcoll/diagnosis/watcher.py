@@ -170,10 +170,10 @@ class _Watcher(threading.Thread):
         """Ends the watch; has the process end as a failed one where work nobody awaited failed."""
         if os.getpid() != self._pid:  # a forked child, whose end is not the process's
             return
-        is_interrupted = _is_interrupted()
+        interrupted = is_interrupted()
         if (error := _last_error()) is not None and not self._ended_with:
             self.note_end(error)
-        if is_interrupted:
+        if interrupted:
             config.timeout_s = config.compile_timeout_s = _AT_ONCE_S
         await_steps()
         self._await_open_calls()
@@ -182,13 +182,13 @@ class _Watcher(threading.Thread):
         self.look()
         self._core.tell(black_box.ENDED, self._ended_with, 0, self._core.question())
         unseen = errors.unseen()
-        what = "this process was interrupted in" if is_interrupted else _UNAWAITED
+        what = "this process was interrupted in" if interrupted else _UNAWAITED
         for text in unseen:
             logger.error("jaxcoll: %s: %s", what, text)
         self._core.end_watch(bool(unseen), self._failure[0])
 
 
-def _is_interrupted() -> bool:
+def is_interrupted() -> bool:
     """Tells whether Ctrl-C is why the program ends."""
     return isinstance(_last_error(), KeyboardInterrupt)
 

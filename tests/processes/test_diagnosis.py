@@ -420,9 +420,12 @@ def test_who_ends_while_its_last_step_computes_is_waited_for():
     assert end == "the end"
 
 
-def test_an_interrupt_ends_a_process_that_waits(tmp_path):
+@pytest.mark.parametrize("how", [pytest.param("plain", marks=full), "watched"])
+def test_an_interrupt_ends_a_process_that_waits(how, tmp_path):
     """Not when the limit is over, which is of 40 s."""
-    lines = run_job("interrupted.py", tmp_path, processes=2, devices=2, expect=128 + signal.SIGINT)
+    lines = run_job(
+        *("interrupted.py", tmp_path, how), processes=2, devices=2, expect=128 + signal.SIGINT
+    )
     (seconds,) = lines[1]
     assert float(seconds) < 15
     assert not lines[0]

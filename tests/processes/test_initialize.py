@@ -393,3 +393,13 @@ def test_the_others_outlive_process_0():
     assert [rank.returncode for rank in ranks] == [-signal.SIGKILL, 0], ended
     shown = ["\n".join(re.findall("(?:sum|alive) .*", out)) for out, _ in ended]
     assert shown == ["sum 1.0", "sum 1.0\nalive 10"]
+
+
+def test_what_processes_have_agreed_on_they_agree_on_again():
+    """Compiled programs stand on it: the mean of three equal numbers can be another one."""
+    costs = [0.1 + 0.37 * i for i in range(24)]
+    for count in range(1, 9):
+        measured = [costs[3 * i : 3 * i + 3] for i in range(count)]
+        agreed = _engine.agreed_costs(measured)
+        assert _engine.agreed_costs([agreed] * count) == agreed
+        assert _engine.agreed_costs(measured[::-1]) == agreed

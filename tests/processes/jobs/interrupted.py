@@ -1,5 +1,6 @@
-"""A process that waits for one that does not come is interrupted: interrupted.py FOLDER."""
+"""A process that waits for one that does not come is interrupted: interrupted.py FOLDER HOW."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import jaxcoll
 from jaxcoll import _board
 
 FILE = Path(sys.argv[1]) / "pid"
+IS_WATCHED = sys.argv[2] == "watched"
 AXES = mesh().axis_names
 
 jaxcoll.config.timeout_s = 40
@@ -25,7 +27,8 @@ if jax.process_index() == 0:
     y = step(x)
     FILE.with_suffix(".part").write_text(str(os.getpid()))
     FILE.with_suffix(".part").replace(FILE)
-    jax.block_until_ready(y)
+    with jaxcoll.watch() if IS_WATCHED else contextlib.nullcontext():
+        jax.block_until_ready(y)
 while not FILE.exists():
     time.sleep(0.05)
 time.sleep(1)  # it awaits the result by then, or does so at once
