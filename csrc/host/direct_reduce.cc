@@ -17,6 +17,13 @@ constexpr std::size_t kMostPlaceBytes = std::size_t{128} * 1024;
 // Less is not worth a system call.
 constexpr std::size_t kLeastPlaceBytes = std::size_t{16} * 1024;
 
+// Of a rank's operand, measured on 2 processes: below, pieces through windows stay in a cache;
+// beyond, what is summed has left the caches before the others read it.
+constexpr std::size_t kLeastBytes = std::size_t{2} << 20;
+constexpr std::size_t kMostBytes = std::size_t{8} << 20;
+
+bool IsOfASize(std::size_t bytes) { return kLeastBytes <= bytes && bytes <= kMostBytes; }
+
 constexpr std::size_t Aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
@@ -70,7 +77,7 @@ DirectAllReduce::DirectAllReduce(const std::vector<ReducedLeaf>& leaves, const M
 bool DirectAllReduce::IsBetter(const std::vector<ReducedLeaf>& leaves, const Membership& members,
                                const RouteOptions& options) {
   const std::size_t bytes = PackedTree::PackedBytes(leaves);
-  if (!options.can_read_peers ||
+  if (!options.can_read_peers || !IsOfASize(bytes) ||
       !IsWorthReading(bytes, bytes / std::max<std::size_t>(1, leaves.size())) ||
       AddressBook(members, 2 * leaves.size(), options.window_bytes).place_bytes() <
           kLeastPlaceBytes) {
@@ -188,7 +195,8 @@ DirectReduceScatter::DirectReduceScatter(std::size_t element_bytes, ReduceFn red
 bool DirectReduceScatter::IsBetter(std::size_t element_bytes, std::size_t outer, std::size_t inner,
                                    const Membership& members, const RouteOptions& options) {
   const std::size_t row_bytes = inner * element_bytes;
-  return IsWorthReading((members.num_ranks() - 1) * outer * row_bytes, row_bytes) &&
+  return IsOfASize(members.num_ranks() * outer * row_bytes) &&
+         IsWorthReading((members.num_ranks() - 1) * outer * row_bytes, row_bytes) &&
          AddressBook(members, 1, options.window_bytes).place_bytes() >= kLeastPlaceBytes &&
          IsReadingFaster(options, members, /*leaves_once=*/false,
                          [](std::size_t, std::size_t) { return true; });

@@ -336,8 +336,8 @@ void CopiesReadInPlace(Context& context) {
 void ReductionsReadInPlace(Context& context) {
   for (const std::size_t window : Sizes{131072, 1048576}) {
     CheckReadInPlace(context, window, [](std::size_t p) {
-      return std::vector<Op>{AllReduceOp({{DType::kF32, 300'001}}),
-                             AllReduceOp({{DType::kBF16, 333'333},
+      return std::vector<Op>{AllReduceOp({{DType::kF32, 600'001}}),
+                             AllReduceOp({{DType::kBF16, 433'333},
                                           {DType::kF32, 1},
                                           {DType::kC64, 80'001},
                                           {DType::kF16, 70'000, ReduceOp::kMean},
