@@ -8,7 +8,6 @@ machine; `auto` reads it once a process.
 import dataclasses
 import functools as ft
 import json
-import math
 import os
 import platform
 from collections.abc import Mapping
@@ -46,8 +45,6 @@ class Measured:
 _DEFAULTS = {"ppermute": 4 << 20}
 # From there on XLA's matmul gains more than the step that one call saves: on 2 cores of Intel Xeon.
 _DEFAULT_PRODUCTS = {"one process": 1 << 23, "several processes": 1 << 27}
-# Gathered blocks of so many rows gain from one call whatever their number.
-_MANY_ROWS = 512
 
 
 def lax_from_bytes(op: str, ranks: int) -> int | None:
@@ -58,17 +55,15 @@ def lax_from_bytes(op: str, ranks: int) -> int | None:
     return _of_ranks(measured.lax_from_bytes.get(op, {}), ranks, _DEFAULTS.get(op))
 
 
-def one_call_to_products(op: str, ranks: int, within: Within, gathered_rows: int) -> float:
+def one_call_to_products(op: str, ranks: int, within: Within) -> int:
     """Returns up to how many multiplications of all ranks one native call is the fastest.
 
     Args:
         op: which.
         ranks: of a group.
         within: where they are.
-        gathered_rows: of a rank's block, where rows are gathered; else 0.
     """
-    is_large = gathered_rows >= _MANY_ROWS
-    default = math.inf if is_large else _DEFAULT_PRODUCTS[within]
+    default = _DEFAULT_PRODUCTS[within]
     measured = _measured()
     if measured is None:
         return default

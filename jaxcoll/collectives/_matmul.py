@@ -350,8 +350,7 @@ def _slower(
     if _is_mostly_communication(primitive, axis, of_x, of_w, p):
         return None
     within = "several processes" if across else "one process"
-    rows = of_x.shape[1] if primitive is gather_p and axis == ROWS else 0
-    most = _crossovers.one_call_to_products(primitive.name, p, within, rows)
+    most = _crossovers.one_call_to_products(primitive.name, p, within)
     of_rank = of_x.size * of_w.shape[1] * (p if primitive is gather_p else 1)
     if p * of_rank > most or of_w.size > _LARGEST_W:
         return "XLA's matmul is faster from this size on"
