@@ -145,6 +145,17 @@ const std::vector<Layout>& Layouts() {
   return layouts;
 }
 
+// Of calls that move megabytes, which the sanitizers take long for.
+const std::vector<Layout>& LayoutsOfLarge() {
+  static const std::vector<Layout> layouts{
+#ifndef __SANITIZE_THREAD__
+      {{0, 1}, 2},
+      {{0, 0, 0, 1}, 2},
+#endif
+      {{0, 1, 2, 0, 1}, 3}};
+  return layouts;
+}
+
 std::vector<std::size_t> Seats(const Host& host, const Places& process_of) {
   std::vector<std::size_t> seats;
   for (const std::size_t process : process_of) {
@@ -290,7 +301,7 @@ void CheckOps(Context& context, bool reduces) {
 /// What is large enough to be read where it lies.
 void CheckReadInPlace(Context& context, std::size_t window_bytes,
                       const std::function<std::vector<Op>(std::size_t)>& ops_of) {
-  for (const Layout& layout : Layouts()) {
+  for (const Layout& layout : LayoutsOfLarge()) {
     Host host(layout.num_processes,
               {.num_lanes = 3, .window_bytes = window_bytes, .can_read_peers = true});
     const Membership members(Seats(host, layout.process_of), 0);

@@ -63,8 +63,8 @@ def test_sizes_around_windows(processes: int, devices: int, segment: str):
         pytest.param(2, 2, 0, 8),
         pytest.param(2, 2, 100, 50, marks=full),
         pytest.param(3, 1, 200, 15, marks=full),
-        pytest.param(2, 1, 300, 15, marks=full),
-        pytest.param(4, 1, 400, 15, marks=full),
+        pytest.param(2, 1, 300, 15, marks=long),
+        pytest.param(4, 1, 400, 15, marks=long),
     ],
 )
 def test_programs_drawn_by_chance(processes: int, devices: int, first: int, programs: int):
