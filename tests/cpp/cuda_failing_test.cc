@@ -307,7 +307,7 @@ void WhatFailsIsReportedWhateverAbortsTake(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::cuda::testing;
-  const int status = RunTests(
+  return RunTests(
       {
           {"OneThatDoesNotComeIsNamed", OneThatDoesNotComeIsNamed},
           {"OneThatDoesNotCallAtFirstIsNamed", OneThatDoesNotCallAtFirstIsNamed},
@@ -324,6 +324,4 @@ int main(int argc, char** argv) {
           {"WhatFailsIsReportedWhateverAbortsTake", WhatFailsIsReportedWhateverAbortsTake},
       },
       argc, argv);
-  jaxcoll::cuda::Engine::Get().Stop();
-  return status;
 }

@@ -164,7 +164,7 @@ void WhoDoesNotComeToASumOverPeersIsNamed(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::cuda::testing;
-  const int status = RunTests(
+  return RunTests(
       {
           {"SmallSumsGoOverPeerMemory", SmallSumsGoOverPeerMemory},
           {"PeerMemoryIsUsedWhereItIsReached", PeerMemoryIsUsedWhereItIsReached},
@@ -172,6 +172,4 @@ int main(int argc, char** argv) {
           {"WhoDoesNotComeToASumOverPeersIsNamed", WhoDoesNotComeToASumOverPeersIsNamed},
       },
       argc, argv);
-  jaxcoll::cuda::Engine::Get().Stop();
-  return status;
 }

@@ -103,13 +103,11 @@ void OccurrencesAreCountedForEachSite(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::cuda::testing;
-  const int status = RunTests(
+  return RunTests(
       {
           {"CallsStandInTheRecorder", CallsStandInTheRecorder},
           {"WhoFailsStandsInTheRecorderAsFailed", WhoFailsStandsInTheRecorderAsFailed},
           {"OccurrencesAreCountedForEachSite", OccurrencesAreCountedForEachSite},
       },
       argc, argv);
-  jaxcoll::cuda::Engine::Get().Stop();
-  return status;
 }

@@ -472,7 +472,7 @@ void WrongBuffersAreRefused(Context& context) {
 
 int main(int argc, char** argv) {
   using namespace jaxcoll::cuda::testing;
-  const int status = RunTests(
+  return RunTests(
       {
           {"LibrariesSayWhatIsMissing", LibrariesSayWhatIsMissing},
           {"WhatIsOpenAlreadyIsTaken", WhatIsOpenAlreadyIsTaken},
@@ -488,6 +488,4 @@ int main(int argc, char** argv) {
           {"WrongBuffersAreRefused", WrongBuffersAreRefused},
       },
       argc, argv);
-  jaxcoll::cuda::Engine::Get().Stop();
-  return status;
 }
