@@ -4,6 +4,8 @@
 #include <array>    // std::array
 #include <cstddef>  // std::byte, std::size_t
 
+#include "core/align.h"
+
 namespace jaxcoll {
 
 /// Some blocks of memory. Between two runs of a program, other work throws a call's memory out of
@@ -22,14 +24,13 @@ class Footprint {
 
   void Prefetch() const {
     for (std::size_t i = 0; i < num_blocks_; ++i) {
-      for (std::size_t at = 0; at < blocks_[i].bytes; at += kLine) {
+      for (std::size_t at = 0; at < blocks_[i].bytes; at += kCacheLine) {
         __builtin_prefetch(blocks_[i].begin + at, /*rw=*/1);
       }
     }
   }
 
  private:
-  static constexpr std::size_t kLine = 64;
   static constexpr std::size_t kObjectBytes = 256;
 
   struct Block {

@@ -5,6 +5,8 @@
 #include <mutex>    // std::mutex
 #include <new>      // std::bad_alloc, placement new
 
+#include "core/align.h"
+
 namespace jaxcoll {
 
 #ifdef __SANITIZE_ADDRESS__  // which looks at each object
@@ -16,12 +18,11 @@ void Pooled::Free(void* object) { ::operator delete(object); }
 
 namespace {
 
-constexpr std::size_t kLine = 64;
 // Of a chunk, and where chunks begin.
 constexpr std::size_t kChunkBytes = std::size_t{64} * 1024;
 
 // Freed with the last of its objects. One that has more than a chunk to itself has no other.
-struct alignas(kLine) Chunk {
+struct alignas(kCacheLine) Chunk {
   std::int64_t num_objects = 0;
   std::size_t used = sizeof(Chunk);
 };
@@ -37,8 +38,7 @@ struct Pool {
 };
 
 Chunk* NewChunk(std::size_t bytes) {
-  void* const memory =
-      std::aligned_alloc(kChunkBytes, (bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes);
+  void* const memory = std::aligned_alloc(kChunkBytes, RoundedUp(bytes, kChunkBytes));
   if (memory == nullptr) {
     throw std::bad_alloc();
   }
@@ -53,7 +53,7 @@ Chunk* ChunkOf(void* object) {
 }  // namespace
 
 void* Pooled::Allocate(std::size_t bytes) {
-  bytes = (bytes + kLine - 1) / kLine * kLine;
+  bytes = RoundedUp(bytes, kCacheLine);
   Pool& pool = Pool::Get();
   const std::lock_guard<std::mutex> lock(pool.mutex);
   Chunk* chunk = pool.open;

@@ -11,7 +11,7 @@
 namespace jaxcoll::cuda {
 namespace {
 
-constexpr auto kLookEvery = std::chrono::milliseconds(1);
+constexpr auto kAskNcclEvery = std::chrono::milliseconds(1);
 
 }  // namespace
 
@@ -150,7 +150,7 @@ Status Clique::AwaitNccl(std::int64_t timeout_ns) const {
       if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
         return status;
       }
-      std::this_thread::sleep_for(kLookEvery);
+      std::this_thread::sleep_for(kAskNcclEvery);
     }
   }
   return {};
@@ -193,7 +193,7 @@ Status Clique::WarmUp(std::int64_t timeout_ns) {
       if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
         return status;
       }
-      std::this_thread::sleep_for(kLookEvery);
+      std::this_thread::sleep_for(kAskNcclEvery);
     }
     if (error != kCudaSuccess) {
       return libraries().OfRuntime("cudaStreamQuery", error);

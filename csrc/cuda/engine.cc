@@ -12,7 +12,7 @@ namespace jaxcoll::cuda {
 namespace {
 
 constexpr std::size_t kTextBytes = 4096;
-constexpr auto kLookEvery = std::chrono::milliseconds(50);
+constexpr auto kWatchEvery = std::chrono::milliseconds(50);
 constexpr auto kAbortEvery = std::chrono::milliseconds(5);
 // NCCL ends a communicator in some milliseconds, unless the device is stuck.
 constexpr auto kResetPatience = std::chrono::seconds(5);
@@ -124,7 +124,7 @@ void Engine::Watch() {
   int mode = kCaptureModeRelaxed;
   libraries_.runtime.thread_exchange_capture_mode(&mode);
   while (!stops_.load()) {
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kWatchEvery);
     std::vector<std::shared_ptr<Clique>> cliques;
     {
       const std::lock_guard<std::mutex> lock(mutex_);

@@ -22,7 +22,7 @@ constexpr char kCheck[] = R"(.version 6.3
 }
 )";
 
-Status OfDriver(const char* function, int error) {
+Status OfCheck(const char* function, int error) {
   return Internal(std::string(function) + ": CUDA error " + std::to_string(error) +
                   " (JAXCOLL_CUDA_TRAP=0 does without this check)");
 }
@@ -45,11 +45,11 @@ Status FailureFlag::Create(const Libraries& libraries) {
 Status FailureCheck::Create(const Libraries& libraries) {
   Module module = nullptr;
   if (const int error = libraries.driver.module_load_data(&module, kCheck); error != kCudaSuccess) {
-    return OfDriver("cuModuleLoadData", error);
+    return OfCheck("cuModuleLoadData", error);
   }
   if (const int error = libraries.driver.module_get_function(&kernel_, module, "jaxcoll_check");
       error != kCudaSuccess) {
-    return OfDriver("cuModuleGetFunction", error);
+    return OfCheck("cuModuleGetFunction", error);
   }
   return {};
 }
@@ -63,7 +63,7 @@ Status FailureCheck::Enqueue(const Libraries& libraries, const FailureFlag& flag
   auto* parameter = static_cast<void*>(&word);
   const int error =
       libraries.driver.launch_kernel(kernel_, 1, 1, 1, 1, 1, 1, 0, stream, &parameter, nullptr);
-  return error == kCudaSuccess ? Status{} : OfDriver("cuLaunchKernel", error);
+  return error == kCudaSuccess ? Status{} : OfCheck("cuLaunchKernel", error);
 }
 
 }  // namespace jaxcoll::cuda

@@ -8,7 +8,7 @@ namespace jaxcoll::cuda {
 namespace {
 
 // How long an interruption goes unnoticed.
-constexpr auto kLookEvery = std::chrono::milliseconds(20);
+constexpr auto kLookForInterruptionEvery = std::chrono::milliseconds(20);
 
 }  // namespace
 
@@ -29,7 +29,7 @@ Status LocalMeeting::Arrive(int device, const Status& status, const Terms& terms
     fail(status);
   }
   while (failure_.ok() && !missing_.empty()) {
-    changed_.wait_for(lock, kLookEvery);
+    changed_.wait_for(lock, kLookForInterruptionEvery);
     if (!failure_.ok() || missing_.empty()) {
       break;
     }

@@ -11,7 +11,7 @@
 namespace jaxcoll::cuda {
 namespace {
 
-constexpr auto kLookEvery = std::chrono::milliseconds(1);
+constexpr auto kQueryEvery = std::chrono::milliseconds(1);
 constexpr std::int64_t kPatienceNs = 2'000'000'000;
 
 // In the host's memory, which all devices read and write.
@@ -62,7 +62,7 @@ Status ProbePeers(const Libraries& libraries, const std::vector<LocalRank>& loca
       if (is_late && NowNs() >= until_ns + kPatienceNs) {
         return status;  // the device is stuck
       }
-      std::this_thread::sleep_for(kLookEvery);
+      std::this_thread::sleep_for(kQueryEvery);
     }
     if (error != kCudaSuccess && status.ok()) {
       status = libraries.OfRuntime("the probe of peer memory", error);

@@ -7,7 +7,7 @@
 namespace jaxcoll::cuda {
 namespace {
 
-constexpr std::size_t kTextBytes = 4096;
+constexpr std::size_t kRecordedTextBytes = 4096;
 
 RecorderFunctions& Functions() {
   static RecorderFunctions functions;
@@ -38,7 +38,7 @@ void RecordedCall::Fail() const {
 }
 
 std::string LastCallText(std::int64_t device) {
-  std::array<char, kTextBytes> text{};
+  std::array<char, kRecordedTextBytes> text{};
   if (Functions().write_last_call != nullptr) {
     Functions().write_last_call(device, text.data(), text.size());
   }
@@ -46,7 +46,7 @@ std::string LastCallText(std::int64_t device) {
 }
 
 std::string DumpText() {
-  std::array<char, kTextBytes> text{};
+  std::array<char, kRecordedTextBytes> text{};
   if (Functions().write_dump_text != nullptr) {
     Functions().write_dump_text(text.data(), text.size());
   }

@@ -9,7 +9,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-Instantiated Make(ffi::Dictionary attributes) {
+Instantiated MakeAllGather(ffi::Dictionary attributes) {
   return Instantiate(attributes, [](AttributeReader& reader) -> std::unique_ptr<const Work> {
     const std::size_t outer = reader.Size("outer");
     const std::size_t inner = reader.Size("inner");
@@ -32,6 +32,6 @@ Instantiated Make(ffi::Dictionary attributes) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollAllGather, Make, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollAllGather, MakeAllGather, ffi::Ffi::BindInstantiate().Attrs());
 
 }  // namespace jaxcoll

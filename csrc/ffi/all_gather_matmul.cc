@@ -7,7 +7,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-Instantiated Make(ffi::Dictionary attributes) {
+Instantiated MakeAllGatherMatmul(ffi::Dictionary attributes) {
   return Instantiate(attributes, [](AttributeReader& reader) {
     return ReadMatmul(reader, reader.Int("gathers_inner") != 0 ? MatmulKind::kGatherInner
                                                                : MatmulKind::kGatherRows);
@@ -16,6 +16,7 @@ Instantiated Make(ffi::Dictionary attributes) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollAllGatherMatmul, Make, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollAllGatherMatmul, MakeAllGatherMatmul,
+                              ffi::Ffi::BindInstantiate().Attrs());
 
 }  // namespace jaxcoll

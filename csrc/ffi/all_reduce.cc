@@ -8,7 +8,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-Instantiated Make(ffi::Dictionary attributes) {
+Instantiated MakeAllReduce(ffi::Dictionary attributes) {
   return Instantiate(attributes, [](AttributeReader& reader) -> std::unique_ptr<const Work> {
     const ReduceOp op = reader.Op("op");
     const std::vector<std::int64_t> dtypes = reader.Ints("dtypes");
@@ -27,6 +27,6 @@ Instantiated Make(ffi::Dictionary attributes) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollAllReduce, Make, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollAllReduce, MakeAllReduce, ffi::Ffi::BindInstantiate().Attrs());
 
 }  // namespace jaxcoll

@@ -9,7 +9,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-Instantiated Make(ffi::Dictionary attributes) {
+Instantiated MakeAllToAll(ffi::Dictionary attributes) {
   return Instantiate(attributes, [](AttributeReader& reader) -> std::unique_ptr<const Work> {
     const std::size_t bytes = reader.Size("bytes");
     const std::vector<std::int64_t> figures = reader.Ints("layout");
@@ -35,6 +35,6 @@ Instantiated Make(ffi::Dictionary attributes) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollAllToAll, Make, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollAllToAll, MakeAllToAll, ffi::Ffi::BindInstantiate().Attrs());
 
 }  // namespace jaxcoll

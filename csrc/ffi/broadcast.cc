@@ -9,7 +9,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-Instantiated Make(ffi::Dictionary attributes) {
+Instantiated MakeBroadcast(ffi::Dictionary attributes) {
   return Instantiate(attributes, [](AttributeReader& reader) -> std::unique_ptr<const Work> {
     const std::size_t bytes = reader.Size("bytes");
     const std::size_t root = reader.Size("root");
@@ -25,6 +25,6 @@ Instantiated Make(ffi::Dictionary attributes) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollBroadcast, Make, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollBroadcast, MakeBroadcast, ffi::Ffi::BindInstantiate().Attrs());
 
 }  // namespace jaxcoll

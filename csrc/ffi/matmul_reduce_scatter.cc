@@ -7,7 +7,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-Instantiated Make(ffi::Dictionary attributes) {
+Instantiated MakeMatmulReduceScatter(ffi::Dictionary attributes) {
   return Instantiate(attributes, [](AttributeReader& reader) {
     return ReadMatmul(reader, reader.Int("scatters_columns") != 0 ? MatmulKind::kScatterColumns
                                                                   : MatmulKind::kScatterRows);
@@ -16,7 +16,7 @@ Instantiated Make(ffi::Dictionary attributes) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollMatmulReduceScatter, Make,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollMatmulReduceScatter, MakeMatmulReduceScatter,
                               ffi::Ffi::BindInstantiate().Attrs());
 
 }  // namespace jaxcoll

@@ -9,7 +9,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-Instantiated Make(ffi::Dictionary attributes) {
+Instantiated MakePpermute(ffi::Dictionary attributes) {
   return Instantiate(attributes, [](AttributeReader& reader) -> std::unique_ptr<const Work> {
     const std::size_t bytes = reader.Size("bytes");
     const std::size_t group_size = reader.Size("group_size");
@@ -29,6 +29,6 @@ Instantiated Make(ffi::Dictionary attributes) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollPpermute, Make, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollPpermute, MakePpermute, ffi::Ffi::BindInstantiate().Attrs());
 
 }  // namespace jaxcoll

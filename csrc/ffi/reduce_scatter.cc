@@ -9,7 +9,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-Instantiated Make(ffi::Dictionary attributes) {
+Instantiated MakeReduceScatter(ffi::Dictionary attributes) {
   return Instantiate(attributes, [](AttributeReader& reader) -> std::unique_ptr<const Work> {
     const ReduceOp op = reader.Op("op");
     const DType dtype = reader.AsType(reader.Int("dtype"));
@@ -25,6 +25,7 @@ Instantiated Make(ffi::Dictionary attributes) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollReduceScatter, Make, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollReduceScatter, MakeReduceScatter,
+                              ffi::Ffi::BindInstantiate().Attrs());
 
 }  // namespace jaxcoll

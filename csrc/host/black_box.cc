@@ -14,15 +14,15 @@
 #include <utility>    // std::move
 #include <vector>     // std::vector
 
+#include "core/align.h"
 #include "core/clock.h"
 
 namespace jaxcoll {
 namespace {
 
 // Changes with every change of what stands in a black box.
-constexpr std::uint64_t kMagic = 0x6a61'7863'626f'0002;
-constexpr std::size_t kPage = 4096;
-constexpr std::int64_t kLookNs = 5'000'000;
+constexpr std::uint64_t kBoxMagic = 0x6a61'7863'626f'0002;
+constexpr std::int64_t kAnswerLookNs = 5'000'000;
 // Whoever looks after a process does so more often.
 constexpr std::int64_t kDeafNs = 3'000'000'000;
 // XLA and MLIR can keep the interpreter for a while when they compile.
@@ -32,16 +32,14 @@ constexpr std::int64_t kSilentNs = 60'000'000'000;
 // latest: a function that is edited and defined anew, as in a notebook, has no other id either.
 constexpr std::size_t kMaxTexts = 4;
 
-constexpr std::size_t Aligned(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
-
 constexpr std::size_t kStackAt = kPage;
-constexpr std::size_t kSitesAt = kStackAt + Aligned(sizeof(BlackBox::Stack));
+constexpr std::size_t kSitesAt = kStackAt + RoundedUp(sizeof(BlackBox::Stack), kPage);
 constexpr std::size_t kRingsAt =
-    kSitesAt + Aligned(BlackBox::kMaxSites * sizeof(BlackBox::SiteSlot));
-constexpr std::size_t kBytes = kRingsAt + BlackBox::kMaxRings * sizeof(BlackBox::Ring);
+    kSitesAt + RoundedUp(BlackBox::kMaxSites * sizeof(BlackBox::SiteSlot), kPage);
+constexpr std::size_t kBoxBytes = kRingsAt + BlackBox::kMaxRings * sizeof(BlackBox::Ring);
 static_assert(sizeof(BlackBox::Header) <= kPage);
 
-constexpr std::array<std::uint64_t, 11> kMeasures = {kBytes,
+constexpr std::array<std::uint64_t, 11> kMeasures = {kBoxBytes,
                                                      kStackAt,
                                                      sizeof(BlackBox::Stack),
                                                      kSitesAt,
@@ -62,8 +60,8 @@ std::int64_t WallNs() {
 // Only what is touched takes memory. Private where the system gives no file for it.
 void* Memory(int& file) {
   file = memfd_create("jaxcoll-black-box", MFD_CLOEXEC);
-  if (file >= 0 && ftruncate(file, kBytes) == 0) {
-    void* const base = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (file >= 0 && ftruncate(file, kBoxBytes) == 0) {
+    void* const base = mmap(nullptr, kBoxBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (base != MAP_FAILED) {
       return base;
     }
@@ -72,8 +70,8 @@ void* Memory(int& file) {
     close(file);
     file = -1;
   }
-  return mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-              -1, 0);
+  return mmap(nullptr, kBoxBytes, PROT_READ | PROT_WRITE,
+              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
 std::mutex& WriteMutex() {  // of this process's: sites, rings and the stack have several writers
@@ -96,7 +94,7 @@ BlackBox& BlackBox::Get() {
     header->num_processes.store(1, std::memory_order_relaxed);
     header->started_ns.store(NowNs(), std::memory_order_relaxed);
     header->started_wall_ns.store(WallNs(), std::memory_order_relaxed);
-    header->magic.store(kMagic, std::memory_order_release);
+    header->magic.store(kBoxMagic, std::memory_order_release);
     made->Attach(base);
     return made;
   }();
@@ -105,10 +103,10 @@ BlackBox& BlackBox::Get() {
 
 std::shared_ptr<BlackBox> BlackBox::Map(int memory) {
   struct stat info{};
-  if (fstat(memory, &info) != 0 || static_cast<std::size_t>(info.st_size) != kBytes) {
+  if (fstat(memory, &info) != 0 || static_cast<std::size_t>(info.st_size) != kBoxBytes) {
     return nullptr;
   }
-  void* const base = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+  void* const base = mmap(nullptr, kBoxBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
   if (base == MAP_FAILED) {
     return nullptr;
   }
@@ -125,10 +123,11 @@ bool BlackBox::Attach(void* base) {
   stack_ = reinterpret_cast<Stack*>(bytes + kStackAt);
   sites_ = reinterpret_cast<SiteSlot*>(bytes + kSitesAt);
   rings_ = reinterpret_cast<Ring*>(bytes + kRingsAt);
-  return header_->magic.load(std::memory_order_acquire) == kMagic && header_->measures == kMeasures;
+  return header_->magic.load(std::memory_order_acquire) == kBoxMagic &&
+         header_->measures == kMeasures;
 }
 
-BlackBox::~BlackBox() { munmap(header_, kBytes); }
+BlackBox::~BlackBox() { munmap(header_, kBoxBytes); }
 
 std::size_t BlackBox::num_rings() const {
   return std::min<std::size_t>(header_->num_rings.load(std::memory_order_acquire), kMaxRings);
@@ -212,7 +211,7 @@ bool BlackBox::AskForStack(std::int64_t limit_ns) const {
   if (since_ns - header_->beat_ns.load(std::memory_order_acquire) > kDeafNs) {
     return false;
   }
-  const timespec nap{.tv_sec = 0, .tv_nsec = kLookNs};
+  const timespec nap{.tv_sec = 0, .tv_nsec = kAnswerLookNs};
   while (header_->told.load(std::memory_order_acquire) < question &&
          NowNs() - since_ns < limit_ns) {
     nanosleep(&nap, nullptr);

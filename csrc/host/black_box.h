@@ -48,6 +48,8 @@ class BlackBox {
   static constexpr std::size_t kCapacity = 4096;  ///< calls kept per device
   static constexpr std::size_t kMaxRings = 256;
   static constexpr std::size_t kMaxSites = 16384;  ///< the latest
+  /// How long to wait for a stack: a process looks for questions far more often.
+  static constexpr std::int64_t kAnswerNs = 1'000'000'000;
 
   /// One call of one device. `sequence`, of the device and from 1, is stored last.
   struct alignas(128) Entry {
@@ -130,7 +132,7 @@ class BlackBox {
   [[nodiscard]] Told stack() const;
   /// Asks for a stack of this moment and waits for it, if the process looks after itself; bounded.
   /// Whether it came.
-  bool AskForStack(std::int64_t limit_ns) const;
+  bool AskForStack(std::int64_t limit_ns = kAnswerNs) const;
 
   /// Has the process dump when it gets the signal, unless something else is to happen then.
   void DumpOnSignal(int number) const;

@@ -18,9 +18,6 @@ namespace {
 // ended and been freed), so they stand in a fixed table; sites that share one only share a hint.
 constexpr std::size_t kNumPaces = 1024;
 
-// A thread of this process looks for questions more often.
-constexpr std::int64_t kStackPatienceNs = 1'000'000'000;
-
 Pace& NextPace() {
   static auto* const paces = new std::array<Pace, kNumPaces>();
   static std::atomic<std::size_t> next{0};
@@ -304,7 +301,7 @@ std::string CallSite::Describe(UnderWay call, const std::vector<UnderWay>& all,
     }
   }
   const BlackBox& box = BlackBox::Get();
-  box.AskForStack(kStackPatienceNs);
+  box.AskForStack();
   // Other processes of the job fail with this text, too.
   const std::shared_ptr<Session> session = job_ == nullptr ? nullptr : job_->session();
   const bool is_shared = session != nullptr && session->processes().size() > 1;

@@ -10,6 +10,7 @@
 #include <utility>    // std::swap
 #include <vector>     // std::vector
 
+#include "core/align.h"
 #include "core/clock.h"
 #include "core/relax.h"
 #include "host/job.h"
@@ -19,15 +20,15 @@ namespace jaxcoll {
 namespace {
 
 // Large enough that the start of a call, and of a copy, hardly counts.
-constexpr std::size_t kBytes = std::size_t{1024} * 1024;
+constexpr std::size_t kRehearsedBytes = std::size_t{1024} * 1024;
 // As pieces of calls (host/copy_route.cc), of which a window holds two.
 constexpr std::size_t kMostPieceBytes = std::size_t{128} * 1024;
 constexpr std::size_t kLeastPieceBytes = 4096;
 // The least counts of these: the first touches memory, and other programs have the core at times.
 constexpr int kRounds = 6;
-constexpr std::int64_t kPatienceNs = 1'000'000'000;
-constexpr int kLooks = 1000;
-constexpr int kCrowdedLooks = 5;
+constexpr std::int64_t kRehearsalNs = 1'000'000'000;
+constexpr int kRehearsalLooks = 1000;
+constexpr int kCrowdedRehearsalLooks = 5;
 // In the place of a step: its process does not go on.
 constexpr std::uint64_t kGone = ~std::uint64_t{0};
 
@@ -39,9 +40,10 @@ class Rehearsal {
         mine_(session.seat()),
         next_((mine_ + 1) % session.processes().size()),
         before_((mine_ + session.processes().size() - 1) % session.processes().size()),
-        piece_bytes_(std::min(kMostPieceBytes, segment_.shape().window_bytes / 2 / 64 * 64)),
-        looks_(session.is_crowded() ? kCrowdedLooks : kLooks),
-        until_ns_(NowNs() + kPatienceNs) {}
+        piece_bytes_(
+            std::min(kMostPieceBytes, RoundedDown(segment_.shape().window_bytes / 2, kCacheLine))),
+        looks_(session.is_crowded() ? kCrowdedRehearsalLooks : kRehearsalLooks),
+        until_ns_(NowNs() + kRehearsalNs) {}
 
   CopyCosts Run() {
     if (piece_bytes_ < kLeastPieceBytes) {  // the job shares hardly any memory
@@ -61,7 +63,7 @@ class Rehearsal {
         least = times;
       }
     }
-    constexpr double kKiB = kBytes / 1024.0;
+    constexpr double kKiB = kRehearsedBytes / 1024.0;
     CopyCosts costs{.leaving = static_cast<double>(least.leaving_ns) / kKiB,
                     .taking = static_cast<double>(least.taking_ns) / kKiB};
     if (can_read_) {
@@ -105,8 +107,8 @@ class Rehearsal {
 
   bool ThroughWindows(Times& times) {
     const std::uint64_t first = step_;
-    for (std::size_t at = 0, piece = 0; at < kBytes; at += piece_bytes_, ++piece) {
-      const std::size_t bytes = std::min(piece_bytes_, kBytes - at);
+    for (std::size_t at = 0, piece = 0; at < kRehearsedBytes; at += piece_bytes_, ++piece) {
+      const std::size_t bytes = std::min(piece_bytes_, kRehearsedBytes - at);
       if (piece >= 2 && !Await(before_, first + 2 * (piece - 1))) {  // has taken what is there
         return false;
       }
@@ -134,7 +136,7 @@ class Rehearsal {
     const std::int64_t begin_ns = NowNs();
     can_read_ = ReadPeer(seat(next_).pid.load(std::memory_order_acquire), to_.data(),
                          seat(next_).sample.load(std::memory_order_relaxed),
-                         {.rows = 1, .bytes = kBytes, .from_step = 0, .to_step = 0}) &&
+                         {.rows = 1, .bytes = kRehearsedBytes, .from_step = 0, .to_step = 0}) &&
                 can_read_;
     times.reading_ns += NowNs() - begin_ns;
     Publish();
@@ -154,8 +156,8 @@ class Rehearsal {
   const std::size_t piece_bytes_;
   const int looks_;
   const std::int64_t until_ns_;
-  std::vector<std::byte> from_ = std::vector<std::byte>(kBytes);
-  std::vector<std::byte> to_ = std::vector<std::byte>(kBytes);
+  std::vector<std::byte> from_ = std::vector<std::byte>(kRehearsedBytes);
+  std::vector<std::byte> to_ = std::vector<std::byte>(kRehearsedBytes);
   std::uint64_t step_ = 0;
   bool can_read_ = true;
 };

@@ -3,15 +3,16 @@
 #include <algorithm>  // std::max, std::min
 #include <cstring>    // std::memcpy, std::memset
 
+#include "core/align.h"
+
 namespace jaxcoll {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kMaxPieceBytes = std::size_t{128} * 1024;
 
 // At most what fits `count` times into `half_bytes`.
 std::size_t PieceBytes(std::size_t half_bytes, std::size_t count) {
-  return std::min(kMaxPieceBytes, half_bytes / count / kAlignment * kAlignment);
+  return std::min(kMaxPieceBytes, RoundedDown(half_bytes / count, kCacheLine));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace jaxcoll {
 namespace {
 
 // A source piece of this size stays in L2 while it is copied to every target.
-constexpr std::size_t kChunkBytes = std::size_t{128} * 1024;
+constexpr std::size_t kCopiedChunkBytes = std::size_t{128} * 1024;
 
 // memcpy with the size known at compile time: a call each would dominate rows of one element.
 template <std::size_t kBytes>
@@ -79,7 +79,7 @@ ExchangeWork::ExchangeWork(const ExchangeLayout& layout, std::size_t operand_byt
     : layout_(layout),
       operand_bytes_(operand_bytes),
       result_bytes_(result_bytes),
-      slabs_(layout.rows * layout.columns, layout.bytes, kChunkBytes) {}
+      slabs_(layout.rows * layout.columns, layout.bytes, kCopiedChunkBytes) {}
 
 std::size_t ExchangeWork::num_chunks(std::size_t num_ranks) const {
   return slabs_.num_pieces() * num_ranks * num_ranks;
@@ -114,7 +114,7 @@ std::unique_ptr<const Route> ExchangeWork::MakeRoute(const Membership& members,
 }
 
 PermuteWork::PermuteWork(std::vector<std::size_t> source_of, std::size_t bytes)
-    : source_of_(std::move(source_of)), bytes_(bytes), slabs_(1, bytes, kChunkBytes) {}
+    : source_of_(std::move(source_of)), bytes_(bytes), slabs_(1, bytes, kCopiedChunkBytes) {}
 
 std::size_t PermuteWork::num_chunks(std::size_t num_ranks) const {
   return slabs_.num_pieces() * num_ranks;

@@ -23,12 +23,11 @@ namespace {
 
 // Calls that have stood for so long may be part of a stalemate, which is one if meanwhile no thread
 // of this process had anything to do at most looks.
-constexpr std::int64_t kPatienceNs = 500'000'000;
-constexpr int kLooks = 10;
+constexpr std::int64_t kStandingNs = 500'000'000;
+constexpr int kMostLooks = 10;
 constexpr int kMostBusyLooks = 2;
 // A look that comes later says that the process was stopped, or does not get its turns.
 constexpr std::int64_t kLateNs = 4 * DeviceStalemate::kPeriodNs;
-constexpr std::int64_t kAnswerNs = 1'000'000'000;
 // A call that is begun so soon after a failure was launched before it: whoever gets an error and
 // goes on takes longer.
 constexpr std::int64_t kLaunchedNs = 50'000'000;
@@ -88,7 +87,7 @@ Stuck FindStuckDevices(const std::vector<CallSite::UnderWay>& calls, std::int64_
   std::vector<Wait> waits;
   for (const CallSite::UnderWay& each : calls) {
     std::vector<std::int64_t> missing;  // nobody: it may go on
-    if (!each.call.is_complete && now_ns - each.call.opened_ns >= kPatienceNs) {
+    if (!each.call.is_complete && now_ns - each.call.opened_ns >= kStandingNs) {
       for (const CallSite::Place& place : each.missing) {
         missing.push_back(place.device);
         auto failure = FailureSince(place.device, each.call.opened_ns);
@@ -153,7 +152,7 @@ void DeviceStalemate::End(const std::vector<CallSite::UnderWay>& calls, std::int
   }
   last_look_ns_ = now_ns;
   num_busy_ += IsAnyThreadBusy(getpid()) ? 1 : 0;
-  if (++num_looks_ <= kLooks) {
+  if (++num_looks_ <= kMostLooks) {
     return;
   }
   const bool is_idle = num_busy_ <= kMostBusyLooks;
@@ -164,8 +163,8 @@ void DeviceStalemate::End(const std::vector<CallSite::UnderWay>& calls, std::int
     return;
   }
   if (!was_asked_) {  // what was seen of callbacks may be old; the next look decides
-    was_asked_ = BlackBox::Get().AskForStack(kAnswerNs);
-    num_looks_ = was_asked_ ? kLooks : 1;
+    was_asked_ = BlackBox::Get().AskForStack();
+    num_looks_ = was_asked_ ? kMostLooks : 1;
     last_look_ns_ = NowNs();
     return;
   }

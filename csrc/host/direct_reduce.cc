@@ -4,6 +4,7 @@
 #include <array>      // std::array
 #include <cstring>    // std::memcpy
 
+#include "core/align.h"
 #include "core/types.h"
 #include "host/direct_route.h"
 #include "host/peer_memory.h"
@@ -11,7 +12,6 @@
 namespace jaxcoll {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
 // What is read of each rank at a time, and reduced while it is in the L2 cache.
 constexpr std::size_t kMostPlaceBytes = std::size_t{128} * 1024;
 // Less is not worth a system call.
@@ -19,19 +19,15 @@ constexpr std::size_t kLeastPlaceBytes = std::size_t{16} * 1024;
 
 // Of a rank's operand, measured on 2 processes: below, pieces through windows stay in a cache;
 // beyond, what is summed has left the caches before the others read it.
-constexpr std::size_t kLeastBytes = std::size_t{2} << 20;
-constexpr std::size_t kMostBytes = std::size_t{8} << 20;
+constexpr std::size_t kLeastReadBytes = std::size_t{2} << 20;
+constexpr std::size_t kMostReadBytes = std::size_t{8} << 20;
 
-bool IsOfASize(std::size_t bytes) { return kLeastBytes <= bytes && bytes <= kMostBytes; }
-
-constexpr std::size_t Aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
+bool IsOfASize(std::size_t bytes) { return kLeastReadBytes <= bytes && bytes <= kMostReadBytes; }
 
 // A chunk for each process, or one less.
 std::size_t PartBytes(const std::vector<ReducedLeaf>& leaves, const Membership& members) {
   const std::size_t processes = members.num_processes();
-  return Aligned((PackedTree::PackedBytes(leaves) + processes - 1) / processes);
+  return RoundedUp((PackedTree::PackedBytes(leaves) + processes - 1) / processes, kCacheLine);
 }
 
 bool ReadRow(std::int64_t pid, std::byte* to, const std::byte* from, std::size_t bytes) {
@@ -45,12 +41,12 @@ bool ReadRow(std::int64_t pid, std::byte* to, const std::byte* from, std::size_t
 AddressBook::AddressBook(const Membership& members, std::size_t num_addresses,
                          std::size_t window_bytes)
     : num_addresses_(num_addresses),
-      header_bytes_(Aligned(members.most_ranks() * num_addresses * sizeof(void*))),
+      header_bytes_(RoundedUp(members.most_ranks() * num_addresses * sizeof(void*), kCacheLine)),
       place_bytes_(header_bytes_ >= window_bytes
                        ? 0
-                       : std::min(kMostPlaceBytes, (window_bytes - header_bytes_) /
-                                                       members.num_ranks() / kAlignment *
-                                                       kAlignment)) {}
+                       : std::min(kMostPlaceBytes,
+                                  RoundedDown((window_bytes - header_bytes_) / members.num_ranks(),
+                                              kCacheLine))) {}
 
 void AddressBook::Write(std::byte* window, std::size_t position, std::size_t i,
                         const void* address) const {

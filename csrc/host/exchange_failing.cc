@@ -15,8 +15,7 @@
 namespace jaxcoll {
 namespace {
 
-// How long to wait for what missing processes do, and of how many of them errors show the stack.
-constexpr std::int64_t kStackPatienceNs = 1'000'000'000;
+// Of how many missing processes errors show the stack.
 constexpr std::size_t kMostStacks = 4;
 // By how much later than its limit who waits for others that wait says so: some naps.
 constexpr std::int64_t kChainNs = 250'000'000;
@@ -75,7 +74,7 @@ std::vector<std::size_t> Exchange::Missing() {
 }
 
 void Exchange::AskForStacks(const std::vector<std::size_t>& seats) const {
-  const std::int64_t until_ns = NowNs() + kStackPatienceNs;
+  const std::int64_t until_ns = NowNs() + BlackBox::kAnswerNs;
   for (const std::size_t seat : seats) {
     const BlackBox* const box = session_->box(seat);
     if (box != nullptr && session_->WhereIs(seat, NowNs()).state == "running") {

@@ -25,7 +25,7 @@ constexpr std::uint64_t kNextChunk = (std::uint64_t{1} << kReadyShift) - 1;
 
 // How long a rank that has run chunks looks for the end of those that still run, before its program
 // waits: about as long as waking a runner for it takes.
-constexpr std::int64_t kLookNs = 50'000;
+constexpr std::int64_t kChunkEndNs = 50'000;
 
 // Programs compute for long between calls if it is this long, and so many times as long as the call
 // moves data: where they hardly do more than that, the threads that move have it in their caches.
@@ -371,7 +371,7 @@ void Meeting::LookForEnd() const {
   if ((chunks_.load(std::memory_order_relaxed) & kNextChunk) < num_chunks_) {
     return;  // a rank is missing
   }
-  const std::int64_t until_ns = NowNs() + kLookNs;
+  const std::int64_t until_ns = NowNs() + kChunkEndNs;
   while (num_unfinished_.load(std::memory_order_relaxed) > 0 && NowNs() < until_ns) {
     sched_yield();
   }

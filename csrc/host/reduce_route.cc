@@ -4,31 +4,27 @@
 #include <array>      // std::array
 #include <cstring>    // std::memcpy
 
+#include "core/align.h"
+
 namespace jaxcoll {
 namespace {
 
-// Of pieces, chunks and regions: whole cache lines, which no two processes write at once.
-constexpr std::size_t kAlignment = 64;
 // More does not get faster: a chunk of each process and its results are to stay in the L2 cache.
 constexpr std::size_t kMaxChunkBytes = std::size_t{64} * 1024;
 // Reading everybody's tree costs less than a second synchronisation up to here.
 constexpr std::size_t kOneShotBytes = std::size_t{64} * 1024;
 
-constexpr std::size_t Aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-constexpr std::size_t AlignedDown(std::size_t bytes) { return bytes / kAlignment * kAlignment; }
-
 // A chunk for each process in each round, all of about the same size.
 std::size_t ChunkBytes(const std::vector<ReducedLeaf>& leaves, const Membership& members,
                        std::size_t half_bytes) {
   const std::size_t processes = members.num_processes();
-  const std::size_t most =
-      std::min(kMaxChunkBytes, AlignedDown(half_bytes / (processes * members.most_ranks() + 1)));
+  const std::size_t most = std::min(
+      kMaxChunkBytes, RoundedDown(half_bytes / (processes * members.most_ranks() + 1), kCacheLine));
   const std::size_t bytes = PackedTree::PackedBytes(leaves);
   const std::size_t rounds =
       std::max<std::size_t>(1, (bytes + processes * most - 1) / (processes * most));
-  return std::min(most, Aligned((bytes + rounds * processes - 1) / (rounds * processes)));
+  return std::min(most,
+                  RoundedUp((bytes + rounds * processes - 1) / (rounds * processes), kCacheLine));
 }
 
 }  // namespace
@@ -42,7 +38,7 @@ PackedTree::PackedTree(const std::vector<ReducedLeaf>& leaves, std::size_t chunk
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const std::size_t size = SizeOf(leaves[i].dtype);
     for (std::size_t begin = 0; begin < leaves[i].count;) {
-      if (filled + kAlignment > chunk_bytes) {
+      if (filled + kCacheLine > chunk_bytes) {
         ends.push_back(pieces.size());
         filled = 0;
       }
@@ -50,7 +46,7 @@ PackedTree::PackedTree(const std::vector<ReducedLeaf>& leaves, std::size_t chunk
       pieces.push_back(
           {.leaf = i, .begin = begin * size, .bytes = count * size, .count = count, .at = filled});
       begin += count;
-      filled += Aligned(count * size);
+      filled += RoundedUp(count * size, kCacheLine);
     }
   }
   if (filled > 0) {
@@ -63,7 +59,7 @@ PackedTree::PackedTree(const std::vector<ReducedLeaf>& leaves, std::size_t chunk
 std::size_t PackedTree::PackedBytes(const std::vector<ReducedLeaf>& leaves) {
   std::size_t bytes = 0;
   for (const ReducedLeaf& leaf : leaves) {
-    bytes += Aligned(leaf.count * SizeOf(leaf.dtype));
+    bytes += RoundedUp(leaf.count * SizeOf(leaf.dtype), kCacheLine);
   }
   return bytes;
 }
@@ -192,7 +188,8 @@ ReduceScatterRoute::ReduceScatterRoute(std::size_t element_bytes, ReduceFn reduc
       members_(members),
       half_bytes_(window_bytes / 2),
       piece_bytes_(std::min(
-          kMaxChunkBytes, AlignedDown(half_bytes_ / (members.num_ranks() * members.most_ranks())))),
+          kMaxChunkBytes,
+          RoundedDown(half_bytes_ / (members.num_ranks() * members.most_ranks()), kCacheLine))),
       slabs_(outer, inner, piece_bytes_ / element_bytes) {}
 
 std::size_t ReduceScatterRoute::num_rounds() const {

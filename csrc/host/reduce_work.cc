@@ -12,7 +12,7 @@ namespace {
 // One chunk's share of one rank's block. With 8 ranks a chunk's blocks fill half of a 1 MiB L2, so
 // that the results are written while the operands are still there; larger chunks leave the second
 // core idle at the end, smaller ones cost an atomic each.
-constexpr std::size_t kChunkBytes = std::size_t{64} * 1024;
+constexpr std::size_t kReducedChunkBytes = std::size_t{64} * 1024;
 
 }  // namespace
 
@@ -21,11 +21,11 @@ AllReduceWork::AllReduceWork(const std::vector<Leaf>& leaves) : leaves_(leaves) 
   for (std::size_t i = 0; i < leaves_.size(); ++i) {
     const std::size_t size = SizeOf(leaves_[i].dtype);
     for (std::size_t begin = 0; begin < leaves_[i].count;) {
-      if (chunk_bytes >= kChunkBytes) {
+      if (chunk_bytes >= kReducedChunkBytes) {
         chunk_ends_.push_back(pieces_.size());
         chunk_bytes = 0;
       }
-      const std::size_t room = std::max<std::size_t>(1, (kChunkBytes - chunk_bytes) / size);
+      const std::size_t room = std::max<std::size_t>(1, (kReducedChunkBytes - chunk_bytes) / size);
       const std::size_t count = std::min(leaves_[i].count - begin, room);
       pieces_.push_back({i, begin, count});
       begin += count;
@@ -83,7 +83,7 @@ ReduceScatterWork::ReduceScatterWork(DType dtype, ReduceFn reduce, std::size_t o
       outer_(outer),
       num_ranks_(num_ranks),
       inner_(inner),
-      slabs_(outer, inner, kChunkBytes / SizeOf(dtype)) {}
+      slabs_(outer, inner, kReducedChunkBytes / SizeOf(dtype)) {}
 
 std::size_t ReduceScatterWork::operand_bytes(std::size_t /*i*/) const {
   return outer_ * num_ranks_ * inner_ * element_bytes_;

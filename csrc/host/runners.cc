@@ -17,7 +17,7 @@ namespace {
 // A task that stood this long was not reached by a running runner: wake another one for it.
 constexpr std::int64_t kOverdueNs = 100'000;
 // A continuation longer than this pays for waking a second core (a wake-up costs 5 to 50 us here).
-constexpr std::int64_t kLongNs = 50'000;
+constexpr std::int64_t kLongContinuationNs = 50'000;
 // Evidence counts up quickly and decays one task at a time, so that a single preempted thread does
 // not turn a chain of small calls into a crowd for long.
 constexpr int kEvidence = 16;
@@ -52,7 +52,7 @@ void Move(std::atomic<int>& evidence, bool seen) {
 }  // namespace
 
 void Pace::Note(std::int64_t duration_ns, bool overdue) {
-  Move(length_, duration_ns > kLongNs);
+  Move(length_, duration_ns > kLongContinuationNs);
   Move(stalls_, overdue);
 }
 

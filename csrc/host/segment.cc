@@ -14,18 +14,16 @@
 #include <new>        // placement new
 #include <thread>     // std::this_thread::yield
 
+#include "core/align.h"
 #include "core/clock.h"
 
 namespace jaxcoll {
 namespace {
 
 // Changes with every change of what stands in a segment.
-constexpr std::uint64_t kMagic = 0x6a61'7863'6f6c'0005;
-constexpr std::size_t kPage = 4096;
+constexpr std::uint64_t kSegmentMagic = 0x6a61'7863'6f6c'0005;
 constexpr std::size_t kHeaderBytes = 8 * kPage;
 constexpr std::int64_t kCausePatienceNs = 100'000'000;
-
-constexpr std::size_t Aligned(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 enum : std::uint32_t { kSound = 0, kFailing = 1, kFailed = 2 };
 
@@ -58,15 +56,15 @@ struct Segment::Header {
   std::uint64_t num_seats;
   std::uint64_t num_lanes;
   std::uint64_t window_bytes;
-  alignas(64) std::atomic<std::uint32_t> state;
-  alignas(64) SharedText<Segment::kMaxCauseBytes> cause;
+  alignas(kCacheLine) std::atomic<std::uint32_t> state;
+  alignas(kCacheLine) SharedText<Segment::kMaxCauseBytes> cause;
 };
 
 std::size_t SegmentShape::bytes() const {
   const std::size_t num_ended = num_seats * num_seats * ended_step();
-  return kHeaderBytes + Aligned(num_seats * sizeof(Seat)) +
-         Aligned(num_seats * num_lanes * sizeof(Lane)) +
-         Aligned(num_ended * sizeof(std::uint64_t)) + num_seats * num_lanes * window_bytes;
+  return kHeaderBytes + RoundedUp(num_seats * sizeof(Seat), kPage) +
+         RoundedUp(num_seats * num_lanes * sizeof(Lane), kPage) +
+         RoundedUp(num_ended * sizeof(std::uint64_t), kPage) + num_seats * num_lanes * window_bytes;
 }
 
 Status Segment::Format(int memory, const SegmentShape& shape, std::uint64_t nonce) {
@@ -99,7 +97,7 @@ Status Segment::Format(int memory, const SegmentShape& shape, std::uint64_t nonc
   header->num_seats = shape.num_seats;
   header->num_lanes = shape.num_lanes;
   header->window_bytes = shape.window_bytes;
-  header->magic.store(kMagic, std::memory_order_release);
+  header->magic.store(kSegmentMagic, std::memory_order_release);
   munmap(base, shape.bytes());
   return {};
 }
@@ -121,7 +119,7 @@ Status Segment::Map(int memory, std::uint64_t nonce) {
   const SegmentShape shape{.num_seats = header->num_seats,
                            .num_lanes = header->num_lanes,
                            .window_bytes = header->window_bytes};
-  if (header->magic.load(std::memory_order_acquire) != kMagic || header->nonce != nonce ||
+  if (header->magic.load(std::memory_order_acquire) != kSegmentMagic || header->nonce != nonce ||
       shape.bytes() != size) {
     munmap(base, size);
     return Internal("a segment of another job, or of another version of jaxcoll");
@@ -131,12 +129,13 @@ Status Segment::Map(int memory, std::uint64_t nonce) {
   header_ = header;
   std::byte* at = base_ + kHeaderBytes;
   seats_ = reinterpret_cast<Seat*>(at);
-  at += Aligned(shape.num_seats * sizeof(Seat));
+  at += RoundedUp(shape.num_seats * sizeof(Seat), kPage);
   lanes_ = reinterpret_cast<Lane*>(at);
-  at += Aligned(shape.num_seats * shape.num_lanes * sizeof(Lane));
+  at += RoundedUp(shape.num_seats * shape.num_lanes * sizeof(Lane), kPage);
   ended_ = reinterpret_cast<std::atomic<std::uint64_t>*>(at);
   windows_ =
-      at + Aligned(shape.num_seats * shape.num_seats * shape.ended_step() * sizeof(std::uint64_t));
+      at + RoundedUp(shape.num_seats * shape.num_seats * shape.ended_step() * sizeof(std::uint64_t),
+                     kPage);
   return {};
 }
 

@@ -16,6 +16,7 @@
 #include <string>       // std::string
 #include <string_view>  // std::string_view
 
+#include "core/align.h"
 #include "core/shared_text.h"
 #include "core/status.h"
 
@@ -57,15 +58,15 @@ struct CallName {
 };
 
 /// One call in progress, or one that others may still be reading.
-struct alignas(64) Lane {
+struct alignas(kCacheLine) Lane {
   /// Tag of the call above kProgressBits, completed steps below. 0: free, or being written.
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint64_t> group, site, occurrence;  ///< stable while `word` holds their tag
   /// 0: its process does not wait in it. Less than 0: it has left the call since then, which others
   /// have not read yet.
   std::atomic<std::int64_t> waits_since_ns;
-  alignas(64) SharedText<1016> text;  ///< of the call, while it waits
-  SeatSet members;                    ///< for whom it waits
+  alignas(kCacheLine) SharedText<1016> text;  ///< of the call, while it waits
+  SeatSet members;                            ///< for whom it waits
 
   static constexpr unsigned kProgressBits = 24;
   static constexpr std::uint64_t kMaxProgress = (std::uint64_t{1} << kProgressBits) - 1;
@@ -78,19 +79,20 @@ struct alignas(64) Lane {
 };
 
 /// One process.
-struct alignas(64) Seat {
+struct alignas(kCacheLine) Seat {
   // Whoever publishes something rings the bell of those that sleep.
   std::atomic<std::uint32_t> bell;  ///< a futex
   std::atomic<std::uint32_t> sleepers;
-  alignas(64) std::atomic<std::uint32_t> num_used_lanes;  ///< none beyond has ever been used
-  alignas(64) std::atomic<std::int64_t> pid;              ///< 0: nobody has sat down yet
+  /// None beyond has ever been used.
+  alignas(kCacheLine) std::atomic<std::uint32_t> num_used_lanes;
+  alignas(kCacheLine) std::atomic<std::int64_t> pid;  ///< 0: nobody has sat down yet
   std::atomic<std::int64_t> start_ticks;      ///< of the process, so that a reused pid shows
   std::atomic<std::int64_t> leaves_since_ns;  ///< 0: it is not about to exit
   std::atomic<std::int64_t> resets_since_ns;  ///< 0: it does not wait for a segment after this one
   std::atomic<const std::uint64_t*> probe;    ///< where the job's nonce stands in its memory
   // While copies are measured (host/copy_costs.h).
-  alignas(64) std::atomic<std::uint64_t> rehearsed;  ///< steps
-  std::atomic<const std::byte*> sample;              ///< what others read
+  alignas(kCacheLine) std::atomic<std::uint64_t> rehearsed;  ///< steps
+  std::atomic<const std::byte*> sample;                      ///< what others read
 };
 
 /// The measures of a segment.

@@ -20,7 +20,6 @@
 namespace jaxcoll {
 namespace {
 
-constexpr std::int64_t kAnswerNs = 1'000'000'000;
 // Of calls in one error, after which stands where more is to be found.
 constexpr std::size_t kMostBytes = Segment::kMaxCauseBytes * 2 / 3;
 
@@ -285,7 +284,7 @@ bool MayComeToMore(const Session& session, const std::set<std::int64_t>& seats,
   for (const std::int64_t seat : seats) {
     boxes[seat] = BoxOf(session, seat);
     // What it has told of callbacks may be old.
-    if (boxes[seat] == nullptr || !boxes[seat]->AskForStack(kAnswerNs)) {
+    if (boxes[seat] == nullptr || !boxes[seat]->AskForStack()) {
       return true;
     }
   }

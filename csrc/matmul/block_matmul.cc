@@ -9,7 +9,7 @@ namespace {
 
 // Of a chunk. BLAS arranges w anew for each: with fewer rows that shows, with more the cores end at
 // different times.
-constexpr std::size_t kPanelRows = 512;
+constexpr std::size_t kBlockPanelRows = 512;
 
 // How many sources ranks that come make possible, for products of each of them.
 class Sources {
@@ -37,7 +37,7 @@ class Sources {
 
 BlockMatmul::BlockMatmul(const MatmulLayout& layout)
     : MatmulWork(layout),
-      panel_rows_(std::min(layout.rows, kPanelRows)),
+      panel_rows_(std::min(layout.rows, kBlockPanelRows)),
       num_panels_((layout.rows + panel_rows_ - 1) / panel_rows_) {}
 
 std::size_t BlockMatmul::num_chunks(std::size_t num_ranks) const {

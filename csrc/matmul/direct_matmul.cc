@@ -12,7 +12,7 @@ namespace {
 
 // Of a part, which stays in the cache of a core.
 constexpr std::size_t kPartBytes = std::size_t{1} << 20;
-// See kPanelRows in block_matmul.cc.
+// See kBlockPanelRows in block_matmul.cc.
 constexpr std::size_t kLeastPartRows = 64, kMostPartRows = 512;
 // Longer rows would take too much scratch memory.
 constexpr std::size_t kMostRowBytes = std::size_t{256} << 10;

@@ -13,7 +13,7 @@ constexpr std::size_t kFewRows = 128;
 // Smaller products the BLAS makes without arranging anything.
 constexpr std::size_t kArrangedProducts = std::size_t{1} << 20;
 // Of a chunk: with more rows w is arranged less often, with more columns x.
-constexpr std::size_t kPanelRows = 256;
+constexpr std::size_t kJoinedPanelRows = 256;
 constexpr std::size_t kGatherColumns = 512;
 constexpr std::size_t kScatterColumns = 128;
 // Of the gathered rows, for each thread.
@@ -23,7 +23,7 @@ std::size_t CountPanels(std::size_t size, std::size_t panel) { return (size + pa
 
 std::size_t PanelRows(const MatmulLayout& layout, std::size_t num_rows) {
   const std::size_t fit = kScratchBytes / (layout.inner * SizeOf(layout.dtype));
-  return std::min(num_rows, std::clamp<std::size_t>(fit, 1, kPanelRows));
+  return std::min(num_rows, std::clamp<std::size_t>(fit, 1, kJoinedPanelRows));
 }
 
 }  // namespace

@@ -3,11 +3,12 @@
 #include <algorithm>  // std::max, std::min
 #include <cstring>    // std::memcpy
 
+#include "core/align.h"
+
 namespace jaxcoll {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
-// Of a part: see kPanelRows in block_matmul.cc.
+// Of a part: see kBlockPanelRows in block_matmul.cc.
 constexpr std::size_t kPartRows = 256;
 
 template <typename T>
@@ -28,7 +29,7 @@ MatmulRoute::MatmulRoute(const MatmulLayout& layout, const Membership& members,
                          std::size_t window_bytes)
     : layout_(layout), members_(members), half_bytes_(window_bytes / 2) {
   const std::size_t slots = members.most_ranks() * (layout.gathers() ? 1 : members.num_ranks());
-  slot_bytes_ = half_bytes_ / slots / kAlignment * kAlignment;
+  slot_bytes_ = RoundedDown(half_bytes_ / slots, kCacheLine);
   const std::size_t capacity = std::max<std::size_t>(1, slot_bytes_ / SizeOf(layout.dtype));
   const std::size_t width = layout.gathers() ? layout.inner : layout.columns;
   part_rows_ = std::min({layout.rows, kPartRows, capacity});
