@@ -95,7 +95,7 @@ lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, 
 	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > /dev/null
 	# But for what needs NVIDIA's headers.
 	find csrc tests/cpp -name '*.cc' ! -name cuda_abi_test.cc -print0 | \
-	  xargs -0 -n 1 -P $(JOBS) $(BIN)/clang-tidy -p build/lint --quiet
+	  xargs -0 -n 4 -P $(JOBS) $(BIN)/clang-tidy -p build/lint --quiet
 
 docs: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## the pages, as HTML in build/docs; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
