@@ -206,7 +206,8 @@ def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
     """Ranks that did not come to calls in which others wait.
 
     Who waits in another call may only wait for somebody else: to blame are those that wait nowhere.
-    Where there are none, ranks wait for each other.
+    Where there are none, ranks wait for each other. Who has gone on to another program since the
+    call failed is not behind any more.
     """
     waits: dict[Place, list[list[Call]]] = collections.defaultdict(list)
     for calls in open_calls:
@@ -223,6 +224,7 @@ def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
             and place is not None
             and place not in seen
             and dumps.by_process.get(place.process, {}).get("state", "gone") != "gone"
+            and not _has_gone_on(dumps, place, calls)
         ]
         if behind:
             seen |= set(behind)
@@ -234,6 +236,15 @@ def _missing(dumps: Dumps, open_calls: list[list[Call]]) -> Iterator[Finding]:
             seen |= {*elsewhere, *(call.place for call in calls)}
             others = [met for place in elsewhere for met in waits[place]]
             yield Finding(MISMATCH, _side_by_side(dumps, calls, others))
+
+
+def _has_gone_on(dumps: Dumps, place: Place, calls: list[Call]) -> bool:
+    """Returns whether a device has ended a call of another run since this one failed."""
+    failed_at = max(call.resumed for call in calls)
+    return failed_at > 0 and any(
+        call.place == place and call.moved and call.run != calls[0].run and call.arrived > failed_at
+        for call in dumps.calls
+    )
 
 
 def _blamed(

@@ -26,6 +26,7 @@ class Job:
         self.unseen_s = 0.0  # since the stacks were taken
         self.rows: list[list[tuple]] = [[] for _ in range(RANKS)]
         self.counts: dict[tuple[int, int], int] = {}
+        self.run = 1
         self.dumps: list[Any] = [
             {
                 "format": FORMAT,
@@ -61,7 +62,7 @@ class Job:
             times += (met + took_ms * MS if ends else came[rank] + 900 * MS,)
             times = times if ends else (*times[:2], 0, 0, times[2])
             number = position if of else rank
-            row = (0, len(self.rows[rank]) + 1, site, group, number, execution, 1, 0)
+            row = (0, len(self.rows[rank]) + 1, site, group, number, execution, self.run, 0)
             self.rows[rank].append((*row, *(t + shift if t else 0 for t in times)))
             self.now[rank] = (met + took_ms * MS if ends else came[rank]) + 10 * MS
 
@@ -493,6 +494,24 @@ def test_a_chain_is_no_mismatch(job, tmp_path):
     assert status == doctor.BEHIND, text
     assert "each for the others" not in text
     assert "rank 1, 3 (" in text or "rank 1 (" in text
+
+
+def test_who_has_gone_on_since_a_call_failed_is_not_behind_in_it(job, tmp_path):
+    """Rank 3 never came; rank 2 made a call with rank 0 since, and is behind in the next one."""
+    job.call(1, (0, 1))
+    job.run = 2
+    job.now = [max(job.now) + 1000 * MS] * RANKS
+    job.call(2, (0, 2), group=5, of=2)
+    job.call(2, (0,), group=5, of=2)
+    text, status = doctor.report(job.write(tmp_path))
+    assert status == doctor.BEHIND
+    first, second = text.split("\n\n")[1:]
+    assert first.startswith(
+        "rank 3 (process 3, device 0) is behind: it did not come to\n  all_reduce"
+    )
+    assert second.startswith(
+        "rank 1 (process 2, device 0) is behind: it did not come to\n  all_gather"
+    )
 
 
 def test_an_older_jobs_dump_is_left_alone(job, tmp_path):
