@@ -206,7 +206,7 @@ def test_a_callback_that_computes(goes_on, caplog, monkeypatch):
         monkeypatch.setattr(module, "xla_limit_s", lambda: slower)
 
     def compute(x, left=24):
-        ends = time.monotonic() + (slower * SLEEP_S / 24 if goes_on else SLEEP_S)
+        ends = time.monotonic() + (slower * SLEEP_S / 24 if goes_on else 2 * SLEEP_S)
         while time.monotonic() < ends:
             pass
         return compute(x, left - 1) if goes_on and left > 1 else x
