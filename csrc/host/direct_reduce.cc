@@ -19,10 +19,12 @@ constexpr std::size_t kLeastPlaceBytes = std::size_t{16} * 1024;
 
 // Of a rank's operand, measured on 2 processes: below, pieces through windows stay in a cache;
 // beyond, what is summed has left the caches before the others read it.
-constexpr std::size_t kLeastReadBytes = std::size_t{2} << 20;
-constexpr std::size_t kMostReadBytes = std::size_t{8} << 20;
+constexpr std::size_t kLeastSummedBytes = std::size_t{2} << 20;
+constexpr std::size_t kMostSummedBytes = std::size_t{8} << 20;
 
-bool IsOfASize(std::size_t bytes) { return kLeastReadBytes <= bytes && bytes <= kMostReadBytes; }
+bool IsOfASize(std::size_t bytes) {
+  return kLeastSummedBytes <= bytes && bytes <= kMostSummedBytes;
+}
 
 // A chunk for each process, or one less.
 std::size_t PartBytes(const std::vector<ReducedLeaf>& leaves, const Membership& members) {

@@ -12,14 +12,14 @@ namespace {
 
 // Measured on 2 processes: of half as much the second copy, in cache, costs less than the system's
 // call.
-constexpr std::size_t kLeastCopiedBytes = std::size_t{1024} * 1024;
+constexpr std::size_t kLeastReadBytes = std::size_t{1024} * 1024;
 // Of a row: the system works page by page.
 constexpr std::size_t kLeastRunBytes = std::size_t{16} * 1024;
 
 }  // namespace
 
 bool IsWorthReading(std::size_t bytes, std::size_t run_bytes) {
-  return bytes >= kLeastCopiedBytes && run_bytes >= kLeastRunBytes;
+  return bytes >= kLeastReadBytes && run_bytes >= kLeastRunBytes;
 }
 
 bool IsReadingFaster(const RouteOptions& options, const Membership& members, bool leaves_once,
