@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("OPENBLAS_CORETYPE", None)  # or "auto" leaves matmuls to XLA
     if config.option.quick or not config.option.full:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick.XLA_FLAGS}".strip()
+        quick.draw_quickly()
     jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
     config.addinivalue_line("markers", "slow(factor): of a product, or that factor, each value")

@@ -121,7 +121,7 @@ def test_tensor_parallelism(size: int):
 
     x = np.random.default_rng(0).normal(size=(8, 16))
     plain = nn.Dense(1024, kernel_init=jax.nn.initializers.glorot_normal())
-    variables = plain.init(jax.random.key(0), x)
+    variables = jax.jit(plain.init)(jax.random.key(0), x)
     for layer in (dense_layer, async_dense_layer):
         its_variables = nn.unbox(jax.jit(layer.init)(jax.random.key(0), x))
         jax.tree.map(np.testing.assert_array_equal, its_variables, variables)
