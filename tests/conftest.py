@@ -3,11 +3,12 @@
 `@pytest.mark.product(op=OPS, size=SIZES)` runs a test on enough cases that every pair of values
 occurs, where the path, native or lax, and the version of JAX are two more factors: natively on one
 JAX all pairs of the others, on lax and with `--each-value` on another JAX each value, as for tests
-that compile long, `@pytest.mark.slow`, of which another JAX gets every other case; of those with
+that compile long, `@pytest.mark.slow`, of which another JAX gets every fourth case; of those with
 `@pytest.mark.slow("size")` all pairs but those of the size. With `--full`, all run the whole
 product.
 
-Of cases in a plain list, `--each-value` runs every fifth.
+Of cases in a plain list, `--each-value` runs every fifth, and without a product nothing that is
+slow.
 """
 
 import collections
@@ -48,7 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
         quick.draw_quickly()
     jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
-    config.addinivalue_line("markers", "slow(factor): of a product, or that factor, each value")
+    config.addinivalue_line("markers", "slow(factor): of a product, or that factor, each value;")
+    config.addinivalue_line("markers", "slow: without a product, --each-value leaves it out")
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line("markers", "long: the same, and CI leaves it to `make test-all`")
 
@@ -69,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif metafunc.config.option.each_value or not auto_is_native() or slow == ():
         cases = each_value(*factors)
         if metafunc.config.option.each_value and auto_is_native() and slow == ():
-            cases = cases[::2]
+            cases = cases[::4]
     elif slow:
         cases = pairwise_but(names.index(*slow), *factors)
     else:
@@ -87,9 +89,9 @@ def _slow(metafunc: pytest.Metafunc) -> tuple[str, ...] | None:
 def _id(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else f"no_{name}"
-    return (
-        f"{name}{value}" if isinstance(value, int) else getattr(value, "name", None) or str(value)
-    )
+    if isinstance(value, int):
+        return f"{name}{value}"
+    return getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
 
 
 # Few tests that take long: begun first, so that no worker is left with them at the end.
@@ -99,13 +101,21 @@ LONG = ("processes", "stress", "examples", "docs", "test_bench.py")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
     if config.option.each_value:
-        left_out = {*_four_of_five(items)}
+        left_out = {*_four_of_five(items), *_slow_without_a_product(items)}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     if not config.option.full:
         for item in items:
             if item.get_closest_marker("full") or item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="runs with --full"))
+
+
+def _slow_without_a_product(items: list[pytest.Item]) -> list[pytest.Item]:
+    return [
+        item
+        for item in items
+        if item.get_closest_marker("slow") and not item.get_closest_marker("product")
+    ]
 
 
 def _four_of_five(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -65,6 +65,7 @@ def test_nccl_alone(libraries: Any):
         raw_nccl.open_libraries({"runtime": ["no.so"], "nccl": []})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not auto_is_native(), reason="about native calls")
 def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.MonkeyPatch):
     """Every row is measured beside all that there is, and right; and stands on the page."""

@@ -18,6 +18,7 @@ from jaxcoll.diagnosis import doctor
 pytestmark = pytest.mark.skipif(not auto_is_native(), reason="about native calls")
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_named(
     gpus: Callable[[], str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ):

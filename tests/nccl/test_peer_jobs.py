@@ -26,6 +26,7 @@ def run(libraries: pathlib.Path, tmp_path: pathlib.Path) -> Run:
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "gpus"), [(2, "shared"), (2, "own"), (4, "shared")])
 def test_sums_of_all_dtypes(processes: int, gpus: str, run: Run):
     for lines in run("sums", processes, gpus).values():
@@ -33,6 +34,7 @@ def test_sums_of_all_dtypes(processes: int, gpus: str, run: Run):
         assert "and after a reset" in lines
 
 
+@pytest.mark.slow
 def test_what_one_cannot_do_nobody_does(run: Run):
     for lines in run("refused", 2).values():
         (reason,) = (line for line in lines if line.startswith("reason: "))
@@ -41,6 +43,7 @@ def test_what_one_cannot_do_nobody_does(run: Run):
         assert re.search(r"small sums of devices .* are NCCL's: rank 1: can't reach", said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["late", "killed"])
 def test_one_that_does_not_come_is_named(kind: str, run: Run):
     lines = run(kind, 2, expect=None)[0]

@@ -29,8 +29,8 @@ def masks() -> np.ndarray:
     return seen
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("place", ["map", "global"])
+@pytest.mark.slow
+@pytest.mark.product(dtype=(np.float32, np.float64), place=("map", "global"))
 def test_masks(dtype: Any, place: str):
     """Of a batch, the same for all ranks; with what is unseen at least as unlikely as nothing."""
     with jax.enable_x64(dtype == np.float64):

@@ -114,6 +114,7 @@ def test_layers_made_under_vmap():
     np.testing.assert_allclose(nnx.jit(forward)(layers, x), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_mesh_serves_all(tmp_path: Any):
     """Two ranks in sync, four with collective matmuls, then one: as if nothing had happened.
 

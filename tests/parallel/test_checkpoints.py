@@ -143,6 +143,7 @@ def stages(schedule: Any, ranks: int) -> Layout:
     return lambda mesh: in_stages(mesh, schedule)[0], {"data": 2, "pipe": ranks}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plain", "layouts"),
     [

@@ -56,8 +56,8 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("backend", CALLS)
+@pytest.mark.slow
+@pytest.mark.product(case=tuple(CASES), backend=tuple(CALLS))
 def test_a_compiled_step(case: str, backend: Any):
     if backend == "native" and native_missing():
         pytest.skip(str(native_missing()))

@@ -90,6 +90,7 @@ def test_dimensions_that_the_ranks_do_not_divide(stage: Any):
     assert plain.unpadded() is plain
 
 
+@pytest.mark.slow
 def test_from_zeros_at_the_end_to_others():
     """Training goes on with the same values on more ranks, fewer, and in other stages."""
     data = batch()
@@ -231,6 +232,7 @@ class DroppedNnx(nnx.Module):
         return x[:, :4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "bucket_bytes", "accumulate"),
     [
@@ -255,6 +257,7 @@ def test_what_is_dropped_where_parameters_are_gathered(
     np.testing.assert_allclose([m["loss"] for m in seen], [m["loss"] for m in losses], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_parameters_of_all_sizes():
     """From `min_weight_size` values on they are split; those without any, and scalars, are not."""
 
@@ -330,6 +333,7 @@ def memory_of(stage: Any) -> Any:
     return jax.jit(step, donate_argnums=0).lower(state, data).compile().memory_analysis()
 
 
+@pytest.mark.slow
 def test_each_stage_needs_less_memory():
     """On a device: what it holds between steps, parameters and AdamW's two moments, and in all."""
     needs = [memory_of(stage) for stage in (0, 1, 2, 3)]
@@ -388,6 +392,7 @@ def test_initialized_in_parts(name: str):
     np.testing.assert_array_equal(w, *jax.tree.leaves(alone.params))
 
 
+@pytest.mark.slow
 def test_from_one_layout_to_another():
     """Training goes on in another layout as if nothing had been moved."""
     data, mesh = batch(), mesh_of(data=4)
@@ -545,8 +550,8 @@ def test_optimizers_that_mix_values_are_refused(optimizer: Any):
     start(PLAIN, batch(), mesh, optimizer)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.slow
+@pytest.mark.product(stage=(1, 2, 3), tensor=(1, 2))
 def test_clipping_by_the_norm_of_the_whole(stage: Any, tensor: int):
     """Of what is split over either axis, or both, and of what is the same on all; beside copies."""
     data, mesh = batch(), mesh_of(replica=2, data=2, tensor=tensor)

@@ -360,6 +360,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FORMS)
 def test_memory_for_one_layer_whatever_the_depth(make: Any):
     """Beside it, each layer has its part of a gradient."""
@@ -368,6 +369,7 @@ def test_memory_for_one_layer_whatever_the_depth(make: Any):
     assert many < 2.3 * WHOLE + 16 * WHOLE / 8  # a layer and its gradient
 
 
+@pytest.mark.slow
 def test_memory_where_a_layer_makes_something_of_its_parameter():
     """It is kept for the way back, unless it is made again there."""
 
@@ -380,6 +382,7 @@ def test_memory_where_a_layer_makes_something_of_its_parameter():
     assert growth(normalised) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FORMS)
 def test_memory_for_two_layers_whatever_the_depth(make: Any):
     """The next one may be there ahead of its time; out of a scan, the compiler keeps it waiting."""
@@ -390,6 +393,7 @@ def test_memory_for_two_layers_whatever_the_depth(make: Any):
         assert temporary_bytes(make, 16, prefetch=0) < many
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FORMS)
 def test_memory_for_one_gradient_whatever_the_depth(make: Any):
     """Beside it, each layer has its part of a gradient, and of what is updated."""
@@ -400,6 +404,7 @@ def test_memory_for_one_gradient_whatever_the_depth(make: Any):
     assert many < 2.3 * WHOLE + 16 * 2 * WHOLE / 8
 
 
+@pytest.mark.slow
 def test_memory_for_all_layers():
     for make in (Unrolled, Scanned):
         assert temporary_bytes(make, 16, reshard_after_forward=False) > 15 * WHOLE

@@ -65,8 +65,8 @@ def by_itself(model: Any, data: Any) -> Any:
     return create_train_state(sharded, optax.adamw(0.1), jax.random.key(0), data, mesh_of(data=8))
 
 
-@pytest.mark.parametrize("made", [by_itself, by_plan])
-@pytest.mark.parametrize("make", [InARow, Scanned])
+@pytest.mark.slow
+@pytest.mark.product(made=(by_itself, by_plan), make=(InARow, Scanned))
 def test_no_device_makes_a_whole_parameter(make: Any, made: Callable[..., Any]):
     data = (np.zeros((8, WIDE), np.float32), np.zeros(8, np.int32))
 
@@ -111,8 +111,8 @@ class Everything(nnx.Module):
         return self.again(self.activation(self.scale[...] * self.dense(x)))[:, :4]
 
 
-@pytest.mark.parametrize("is_sharded", [False, True])
-@pytest.mark.parametrize("sizes", [{"data": 4}, {"data": 2, "tensor": 2}])
+@pytest.mark.slow
+@pytest.mark.product(is_sharded=(False, True), sizes=({"data": 4}, {"data": 2, "tensor": 2}))
 def test_trains_as_the_module(sizes: dict[str, int], is_sharded: bool):
     """What is split, statistics, dropout and all values are those of the module itself."""
     data, mesh = batch(), mesh_of(**sizes)

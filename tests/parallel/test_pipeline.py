@@ -64,6 +64,7 @@ def assert_trains_as_on_one_device(
     assert_trained_as(state.unpadded().params, expected)
 
 
+@pytest.mark.slow
 def test_uneven_stages_as_asked():
     data, mesh = batch(), mesh_of(pipe=2)
     model = pipelined(OfLinen(5), 4, stage_sizes=(1, 4))
@@ -77,6 +78,7 @@ def test_uneven_stages_as_asked():
     assert_trained_as(state.unpadded().params, expected)
 
 
+@pytest.mark.slow
 def test_weights_that_differ_between_micro_batches():
     """A sum with its weight is exact, with micro-batches and devices that have nothing at all."""
     inputs, labels = batch()

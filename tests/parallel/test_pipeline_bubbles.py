@@ -20,8 +20,8 @@ def in_float64() -> Any:
         yield
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved 2"])
-@pytest.mark.parametrize("communicates", [False, True])
+@pytest.mark.slow
+@pytest.mark.product(name=("gpipe", "1f1b", "interleaved 2"), communicates=(False, True))
 def test_nothing_of_the_bubbles_comes_through(name: str, communicates: bool):
     """A layer that makes NaN of what never was a micro-batch's: zeros, which slots begin with."""
 

@@ -135,6 +135,7 @@ def test_models_that_cannot_be_cut(how: str, text: str):
         trained()
 
 
+@pytest.mark.slow
 def test_constants_between_stages():
     """Such as a table that each layer reads: what no trace has made."""
     table = np.linspace(0.5, 1, 4)
@@ -161,6 +162,7 @@ def test_constants_between_stages():
     assert_trained_as(trained[1], trained[0])
 
 
+@pytest.mark.slow
 def test_errors_of_a_pipeline_in_code_of_ones_own():
     def run(layers: int, examples: int) -> Any:
         x = {"a": jnp.ones((examples, 3))}

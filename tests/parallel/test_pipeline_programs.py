@@ -50,6 +50,7 @@ def memory(name: str, p: int, micro: int) -> tuple[int, int]:
     return step.memory_analysis().temp_size_in_bytes, schedule.peak_bytes(micro, INPUT_BYTES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "p"),
     [
@@ -69,6 +70,7 @@ def test_memory_is_as_predicted(name: str, p: int):
     assert predicted == (16 * INPUT_BYTES if name == "gpipe" else 0)
 
 
+@pytest.mark.slow
 def test_1f1b_needs_less_than_gpipe():
     """As predicted to two inputs: in what they need for a tick they differ by about one."""
     less, predicted = np.subtract(memory("gpipe", 2, 16), memory("1f1b", 2, 16))

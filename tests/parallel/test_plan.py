@@ -83,6 +83,16 @@ def test_trains_as_on_one_device(axes: str, kind: str, library: str, optimizer: 
     assert_trains_as_on_one_device(plan, model, library, optimizer)
 
 
+@ft.cache
+def in_two_stages() -> Any:
+    """Returns the mesh and specs of a plan's state, its step, and the first loss of that."""
+    plan = plan_of({"pipe": 2})
+    state = plan.init(of_linen(None, None), OPTIMIZERS["sgd"], jax.random.key(0), batch())
+    step = plan.build_train_step(ft.partial(loss_fn, None), donate=False)
+    return plan.mesh, state.specs, step, float(step(state, batch())[1]["loss"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "options", "text"),
     [
@@ -94,15 +104,13 @@ def test_trains_as_on_one_device(axes: str, kind: str, library: str, optimizer: 
 )
 def test_a_state_of_another_plan(axes: dict[str, int], options: dict[str, Any], text: str):
     """It is refused, and the text says how it is moved."""
-    data, key = batch(), jax.random.key(0)
-    plan, other = plan_of({"pipe": 2}), plan_of(axes, **options)
-    made = [p.init(of_linen(None, None), OPTIMIZERS["sgd"], key, data) for p in (other, plan)]
-    step = plan.build_train_step(ft.partial(loss_fn, None))
+    mesh, specs, step, loss = in_two_stages()
+    other = plan_of(axes, **options)
+    state = other.init(of_linen(None, None), OPTIMIZERS["sgd"], jax.random.key(0), batch())
     with pytest.raises(ValueError, match=rf"{text}.*Move one .*reshard\("):
-        step(made[0], data)
-    moved = jaxcoll.reshard(made[0], made[1].specs, mesh=plan.mesh)
-    found, expected = (step(state, data)[1]["loss"] for state in (moved, made[1]))
-    assert float(found) == float(expected)
+        step(state, batch())
+    moved = jaxcoll.reshard(state, specs, mesh=mesh)
+    assert float(step(moved, batch())[1]["loss"]) == loss
 
 
 def test_parts_of_a_sequence_in_a_pipeline():
@@ -188,6 +196,7 @@ def test_initialized_in_parts(axes: dict[str, int], schedule: Any, layers: int):
     assert not whole & made
 
 
+@pytest.mark.slow
 def test_without_axes_of_a_batch():
     plan, data = plan_of({"pipe": 2}, schedule="1f1b"), batch()
     state = plan.init(of_linen(None, None), OPTIMIZERS["sgd"], jax.random.key(0), data)
@@ -210,6 +219,7 @@ def test_a_state_that_was_donated():
     jax.tree.map(np.testing.assert_array_equal, again.params, after.params)
 
 
+@pytest.mark.slow
 def test_a_state_of_another_size():
     """Of as many leaves, and of the same optimizer: their shapes alone tell."""
     data, optimizer = training.batch(), OPTIMIZERS["sgd"]

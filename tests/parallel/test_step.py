@@ -107,8 +107,8 @@ def test_pipeline_parallel(grid: tuple[int, int], micro: int, num_layers: int):
     np.testing.assert_allclose([m["loss"] for m in metrics], losses, rtol=1e-10)
 
 
-@pytest.mark.parametrize("stage", [None, 1, 2, 3])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.slow
+@pytest.mark.product(stage=(None, 1, 2, 3), accumulate=(1, 2))
 def test_weights_that_differ_between_devices(stage: Any, accumulate: int):
     """A sum with its weight is exact, with a device that has nothing at all."""
     inputs, labels = batch(16)
@@ -180,9 +180,8 @@ class NormedNnx(nnx.Module):
         return self.dense(self.norm(x))
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("model", [Normed, NormedNnx])
-@pytest.mark.parametrize("stage", [None, 3])
+@pytest.mark.slow
+@pytest.mark.product(accumulate=(1, 2), model=(Normed, NormedNnx), stage=(None, 3))
 def test_batch_statistics_are_averaged(model: Any, accumulate: int, stage: Any):
     """A BatchNorm that knows of no axis: each device moves its own mean, all take the average.
 

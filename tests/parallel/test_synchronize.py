@@ -94,10 +94,13 @@ def test_eight_bits_and_a_scale():
         assert np.isfinite(scales[1:]).all()
 
 
-@pytest.mark.parametrize(("size", "hosts"), [(2, 2), (4, 2), (8, 2), (3, 3), (8, 4), (4, 1)])
-@pytest.mark.parametrize("compression", [None, "bf16", "int8"])
-def test_means_that_are_exact(size: int, hosts: int, compression: Any):
+@pytest.mark.slow
+@pytest.mark.product(
+    grid=((2, 2), (4, 2), (8, 2), (3, 3), (8, 4), (4, 1)), compression=(None, "bf16", "int8")
+)
+def test_means_that_are_exact(grid: tuple[int, int], compression: Any):
     """Integers up to 127, one of them in each block: what 8 bits, and bfloat16, can hold."""
+    size, hosts = grid
     rng = np.random.default_rng(0)
     sums: dict[str, Any] = {
         "a": rng.integers(-127, 128, (3, 700)).astype(np.float32),
@@ -212,8 +215,8 @@ def is_state(node: Any) -> bool:
     return isinstance(node, SynchronizeState)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.slow
+@pytest.mark.product(size=(1, 2, 3, 4, 8), accumulate=(1, 2))
 def test_trains_as_on_one_device(size: int, accumulate: int):
     """In the step, whose own sum it replaces: nothing is summed twice."""
     data, mesh = batch(), mesh_of(data=size)

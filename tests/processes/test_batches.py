@@ -51,6 +51,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",
     [pytest.param("auto", marks=needs_native), pytest.param("lax", marks=pytest.mark.full)],

@@ -21,12 +21,12 @@ def test_from_two_processes_to_one(tmp_path: pathlib.Path):
         assert f"saved after {3 * STEPS} steps" in said, said
     plain, mesh = SimpleClassifier(num_classes=4, hidden=10), mesh_of(data=1)
     with jax.enable_x64(True):
-        expected = fresh = start(plain, batch(), optimizer=optax.adamw(0.1))
+        fresh = start(plain, batch(), optimizer=optax.adamw(0.1))
+        with Checkpoints(tmp_path, max_to_keep=None) as checkpoints:
+            state, expected = checkpoints.restore(fresh), checkpoints.restore(fresh, 0)
+            assert checkpoints.extras() == {"leg": 2}
         for _ in range(3):
             expected, _ = train(data_parallel_train_step(plain), expected, batch(), mesh)
-        with Checkpoints(tmp_path) as checkpoints:
-            state = checkpoints.restore(fresh)
-            assert checkpoints.extras() == {"leg": 2}
     assert int(state.step) == 3 * STEPS
     assert_trained_as(state.params, expected.params)
 

@@ -104,6 +104,7 @@ def test_groups_of_one_rank():
     assert_all(through_door("devices_first"), "all local meshes are right")
 
 
+@pytest.mark.slow
 def test_what_xla_has_no_mpi_type_for():
     for said in through_door("refused", devices=1).values():
         (line,) = said
@@ -195,6 +196,7 @@ def test_a_late_device(tmp_path):
         assert "works again" in lines[rank]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [1, pytest.param(0, marks=full)])
 def test_a_killed_process_is_named_within_a_second(killed, tmp_path):
     kind = "killed" if killed else "first killed"
@@ -257,6 +259,7 @@ def test_a_jaxlib_without_the_interface():
     assert "(jaxlib._jax.make_mpi_collectives is missing)" in why
 
 
+@pytest.mark.slow
 def test_another_mpi_library(tmp_path):
     library = tmp_path / "libmine.so"
     library.write_bytes(_library().read_bytes())  # as good as any other

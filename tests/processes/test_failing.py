@@ -158,6 +158,7 @@ def test_a_killed_process_is_named_within_a_second(killed, processes, tmp_path):
         assert any(re.fullmatch(ended, line) for line in said), said
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_named_and_fails_when_it_goes_on(tmp_path):
     lines = fail("stopped", tmp_path)
     for said in lines.values():
@@ -166,6 +167,7 @@ def test_a_stopped_process_is_named_and_fails_when_it_goes_on(tmp_path):
         assert "works again" in said
 
 
+@pytest.mark.slow
 def test_a_process_that_resets_without_the_call(tmp_path):
     lines = fail("reset", tmp_path)
     seconds, text = error_of(lines[0])
@@ -176,6 +178,7 @@ def test_a_process_that_resets_without_the_call(tmp_path):
     assert "no error in the next call" in lines[1]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_without_the_call(tmp_path):
     _, text = error_of(fail("left", tmp_path)[0])
     assert re.search(r"rank 1 \(process 1, pid \d+, (leaving|ended)\)", text), text

@@ -127,8 +127,8 @@ def batches() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("param_sharding", ["replicate", "shard"])
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.slow
+@pytest.mark.product(param_sharding=("replicate", "shard"), size=(1, 2, 4, 8))
 def test_complete_training_example(size: int, param_sharding: Any):
     dataloader = batches()
 

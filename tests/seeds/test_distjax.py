@@ -121,7 +121,7 @@ def test_tensor_parallelism(size: int):
 
     x = np.random.default_rng(0).normal(size=(8, 16))
     plain = nn.Dense(1024, kernel_init=jax.nn.initializers.glorot_normal())
-    variables = jax.jit(plain.init)(jax.random.key(0), x)
+    variables = plain.init(jax.random.key(0), x)
     for layer in (dense_layer, async_dense_layer):
         its_variables = nn.unbox(jax.jit(layer.init)(jax.random.key(0), x))
         jax.tree.map(np.testing.assert_array_equal, its_variables, variables)
@@ -132,8 +132,8 @@ def test_tensor_parallelism(size: int):
         assert ops == {"all_gather_matmul" if layer is async_dense_layer else "all_gather"}
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.slow
+@pytest.mark.product(overlap=(False, True), size=(1, 2, 4, 8))
 def test_training_in_tensor_parallel(size: int, overlap: bool):
     """The page names a TPClassifier's strategy, and shows no training."""
     tp_mesh = Mesh(np.array(jax.devices()).reshape(8 // size, size), ("data", "tensor"))

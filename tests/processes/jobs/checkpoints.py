@@ -36,10 +36,12 @@ def main(folder: str) -> None:
     )
     for number, (model, mesh) in enumerate(legs):
         state = start(model, batch(), mesh, ADAM)
-        with Checkpoints(folder) as checkpoints:
+        with Checkpoints(folder, max_to_keep=None) as checkpoints:
             if number:
                 state = checkpoints.restore(state)
                 assert checkpoints.extras() == {"leg": number - 1}
+            else:
+                checkpoints.save(state)  # what the test starts from
             sharding = jax.NamedSharding(mesh, jax.P("data"))
             data = DataParallel().shard_batch(batch(), sharding, batch_is_global=True)
             step = data_parallel_train_step(model)
