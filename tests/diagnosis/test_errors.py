@@ -1,6 +1,7 @@
 """A failed call's error as fields, and as `CollectiveError`."""
 
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -297,6 +298,7 @@ def test_errors_name_the_first_pairs_of_a_permutation(monkeypatch):
 
 def load(rank, x):
     if x < 0:
+        time.sleep(0.5)  # or the call itself raises, where it has not yet begun all devices' parts
         raise ValueError("no such file")
     return x
 
@@ -309,7 +311,7 @@ def after_loading(x):
 @needs_engine
 def test_who_waits_for_a_callback_that_has_raised_is_told(caplog):
     """Not when the limit is over, and also who reads no result of that device."""
-    line = load.__code__.co_firstlineno + 2
+    line = load.__code__.co_firstlineno + 3
     step = jax.jit(
         jax.shard_map(
             after_loading, mesh=mesh(4), in_specs=jax.P("x"), out_specs=jax.P(), check_vma=False
