@@ -135,7 +135,6 @@ def test_communicators_are_made_once_for_a_group(gpus: Log):
     assert log.count("init rank") == 4
 
 
-@pytest.mark.slow
 @pytest.mark.product(dtype=(np.float32, jnp.bfloat16), axis=(-2, -1), size=(2, 3))
 def test_matmuls(axis: int, size: int, dtype: Any, gpus: Log):
     """With their gradients, whose operands are transposed."""

@@ -29,7 +29,6 @@ def masks() -> np.ndarray:
     return seen
 
 
-@pytest.mark.slow
 @pytest.mark.product(dtype=(np.float32, np.float64), place=("map", "global"))
 def test_masks(dtype: Any, place: str):
     """Of a batch, the same for all ranks; with what is unseen at least as unlikely as nothing."""

@@ -56,7 +56,6 @@ CALLS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.product(case=tuple(CASES), backend=tuple(CALLS))
 def test_a_compiled_step(case: str, backend: Any):
     if backend == "native" and native_missing():

@@ -109,7 +109,6 @@ def test_min_weight_size():
     jax.shard_map(f, mesh=mesh_of(data=2), in_specs=jax.P(), out_specs=jax.P())(1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.product(gather_dtype=(None, jnp.bfloat16), grad_scatter_dtype=(None, jnp.bfloat16))
 def test_dtypes(gather_dtype: Any, grad_scatter_dtype: Any):
     """Without: no casting, and the dtype of x for gradients."""
