@@ -119,6 +119,16 @@ void Engine::Stop() {
   thread_ended_.wait_for(lock, kStopPatience, [&] { return num_threads_ == 0; });
 }
 
+void Engine::SetCallbacks(const Callbacks& callbacks) {
+  const std::lock_guard<std::mutex> lock(callbacks_mutex_);
+  callbacks_ = callbacks;
+}
+
+Callbacks Engine::callbacks() const {
+  const std::lock_guard<std::mutex> lock(callbacks_mutex_);
+  return callbacks_;
+}
+
 void Engine::Watch() {
   // Queries must not end what another thread captures.
   int mode = kCaptureModeRelaxed;
@@ -133,8 +143,9 @@ void Engine::Watch() {
       }
     }
     for (const auto& clique : cliques) {
-      if (clique->Look(NowNs(), limits()) && callbacks_.report != nullptr) {
-        callbacks_.report(clique->Failure().message.c_str());
+      const auto report = callbacks().report;
+      if (clique->Look(NowNs(), limits()) && report != nullptr) {
+        report(clique->Failure().message.c_str());
       }
       if (clique->ClaimsAbort()) {
         Abort(clique);
@@ -174,13 +185,13 @@ Limits Engine::limits() const {
 }
 
 bool Engine::IsAnyoneExcused() {
-  const Callbacks& callbacks = Get().callbacks_;
+  const Callbacks callbacks = Get().callbacks();
   return callbacks.is_anyone_excused != nullptr && callbacks.is_anyone_excused() != 0;
 }
 
 std::string Engine::Exchange(const std::vector<std::int64_t>& devices, std::int64_t generation,
                              std::int64_t round, std::span<std::byte> rows) {
-  const Callbacks& callbacks = Get().callbacks_;
+  const Callbacks callbacks = Get().callbacks();
   if (callbacks.exchange == nullptr) {
     return "they are in several processes, and jaxcoll.initialize() was not called";
   }
@@ -193,13 +204,13 @@ std::string Engine::Exchange(const std::vector<std::int64_t>& devices, std::int6
 }
 
 void Engine::Notice(const std::string& text) {
-  if (const Callbacks& callbacks = Get().callbacks_; callbacks.notice != nullptr) {
+  if (const Callbacks callbacks = Get().callbacks(); callbacks.notice != nullptr) {
     callbacks.notice(text.c_str());
   }
 }
 
 std::string Engine::SiteText(std::uint64_t site) {
-  const Callbacks& callbacks = Get().callbacks_;
+  const Callbacks callbacks = Get().callbacks();
   std::array<char, kTextBytes> text{};
   if (callbacks.site_text != nullptr) {
     callbacks.site_text(site, text.data(), text.size());

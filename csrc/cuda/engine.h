@@ -49,7 +49,7 @@ class Engine {
 
   /// The global ids of the local devices, by CUDA's number. Before programs run.
   void SetDevices(const std::vector<Clique::LocalDevice>& devices);
-  void SetCallbacks(const Callbacks& callbacks) { callbacks_ = callbacks; }
+  void SetCallbacks(const Callbacks& callbacks);
   /// How long a rank may wait for the others; < 0: for ever.
   void SetTimeout(std::int64_t timeout_ns) { timeout_ns_.store(timeout_ns); }
   /// The same where others may compile the program; counts where it is more.
@@ -90,6 +90,7 @@ class Engine {
 
  private:
   Engine() = default;
+  [[nodiscard]] Callbacks callbacks() const;
   void Watch();
   static bool IsAnyoneExcused();
   /// Of a group that has failed, on a thread of its own: this may wait for the devices.
@@ -101,7 +102,6 @@ class Engine {
   static void Notice(const std::string& text);
 
   Libraries libraries_;
-  Callbacks callbacks_{};
   std::atomic<std::int64_t> timeout_ns_{-1};
   std::atomic<std::int64_t> compile_timeout_ns_{0};
   std::atomic<std::int64_t> generation_{0};
@@ -109,6 +109,9 @@ class Engine {
   std::atomic<const void*> peer_image_{nullptr};
   std::atomic<std::uint64_t> host_{0};
   std::atomic<std::uint64_t> num_calls_{0};
+
+  mutable std::mutex callbacks_mutex_;  // guards the following
+  Callbacks callbacks_{};
 
   std::mutex mutex_;  // guards the following
   std::vector<Clique::LocalDevice> devices_;

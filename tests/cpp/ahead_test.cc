@@ -16,7 +16,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::ahead_test {
 namespace {
 
 constexpr std::int64_t kMs = 1'000'000;
@@ -305,12 +305,8 @@ void OwnersInTurnAreNoDifference(Context& context) {
   Watchdog::Get().SetTimeout(300'000 * kMs);
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
-
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"ARootGoesAFewCallsAhead", ARootGoesAFewCallsAhead},
+const Suite suite("ahead",
+                  {{"ARootGoesAFewCallsAhead", ARootGoesAFewCallsAhead},
                    {"NobodyWaitsForThoseItGetsNothingFrom", NobodyWaitsForThoseItGetsNothingFrom},
                    {"ARootIsWoken", ARootIsWoken},
                    {"ABufferThatOthersReadStays", ABufferThatOthersReadStays},
@@ -319,6 +315,7 @@ int main(int argc, char** argv) {
                    {"DifferentRootsAreFound", DifferentRootsAreFound},
                    {"RootsInOtherPlacesMayMeet", RootsInOtherPlacesMayMeet},
                    {"AChainIsNoDifference", AChainIsNoDifference},
-                   {"OwnersInTurnAreNoDifference", OwnersInTurnAreNoDifference}},
-                  argc, argv);
-}
+                   {"OwnersInTurnAreNoDifference", OwnersInTurnAreNoDifference}});
+
+}  // namespace
+}  // namespace jaxcoll::testing::ahead_test

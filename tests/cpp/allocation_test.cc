@@ -39,7 +39,7 @@ void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::allocation_test {
 namespace {
 
 constexpr std::size_t kRanks = 4;
@@ -149,13 +149,9 @@ void TheCounterCounts(Context& context) {
                  "operator new of this file is in use");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("allocation", {{"TheCounterCounts", TheCounterCounts},
+                                 {"CallsAllocateNothing", CallsAllocateNothing},
+                                 {"MatmulsAllocateNothing", MatmulsAllocateNothing}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"TheCounterCounts", TheCounterCounts},
-                   {"CallsAllocateNothing", CallsAllocateNothing},
-                   {"MatmulsAllocateNothing", MatmulsAllocateNothing}},
-                  argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::allocation_test

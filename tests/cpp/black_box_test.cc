@@ -18,7 +18,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::black_box_test {
 namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
@@ -289,12 +289,8 @@ void TheRanksOfACall(Context& context) {
                  "the device on which no rank of the site is");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
-
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"OthersReadWhatIsWritten", OthersReadWhatIsWritten},
+const Suite suite("black_box",
+                  {{"OthersReadWhatIsWritten", OthersReadWhatIsWritten},
                    {"TheLatestTextsOfASite", TheLatestTextsOfASite},
                    {"OnlyBlackBoxesAreMapped", OnlyBlackBoxesAreMapped},
                    {"TextsOfAnyLength", TextsOfAnyLength},
@@ -307,6 +303,7 @@ int main(int argc, char** argv) {
                    {"TheLastCallOfADevice", TheLastCallOfADevice},
                    {"ADeviceIsFoundByItsNumberInTheJob", ADeviceIsFoundByItsNumberInTheJob},
                    {"TheRanksOfACall", TheRanksOfACall},
-                   {"TheLatestSitesAreKept", TheLatestSitesAreKept}},
-                  argc, argv);
-}
+                   {"TheLatestSitesAreKept", TheLatestSitesAreKept}});
+
+}  // namespace
+}  // namespace jaxcoll::testing::black_box_test

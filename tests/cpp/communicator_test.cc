@@ -13,7 +13,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::communicator_test {
 namespace {
 
 using Kind = Operation::Kind;
@@ -257,17 +257,14 @@ void WhatNobodyCanDo(Context& context) {
   context.Expect(status.message.find("no max of complex64") != std::string::npos, status.message);
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
-
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"InOneProcess", InOneProcess},
+const Suite suite("communicator",
+                  {{"InOneProcess", InOneProcess},
                    {"AcrossProcesses", AcrossProcesses},
                    {"LargeRings", LargeRings},
                    {"ARankThatDoesNotCome", ARankThatDoesNotCome},
                    {"LongOriginsLeaveRoomForTheRank", LongOriginsLeaveRoomForTheRank},
                    {"AProcessThatFails", AProcessThatFails},
-                   {"WhatNobodyCanDo", WhatNobodyCanDo}},
-                  argc, argv);
-}
+                   {"WhatNobodyCanDo", WhatNobodyCanDo}});
+
+}  // namespace
+}  // namespace jaxcoll::testing::communicator_test

@@ -11,7 +11,7 @@
 #include "processes.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::copy_costs_test {
 namespace {
 
 constexpr std::size_t kWindowBytes = std::size_t{300} * 1024;
@@ -54,13 +54,10 @@ void TinyWindows(Context& context) {
   context.Expect(std::isinf(MeasureIn(host, 1)[0].reading), "nothing to measure");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
-
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"AllMeasure", AllMeasure},
+const Suite suite("copy_costs",
+                  {{"AllMeasure", AllMeasure},
                    {"NobodyWaitsForOneThatDoesNotCome", NobodyWaitsForOneThatDoesNotCome},
-                   {"TinyWindows", TinyWindows}},
-                  argc, argv);
-}
+                   {"TinyWindows", TinyWindows}});
+
+}  // namespace
+}  // namespace jaxcoll::testing::copy_costs_test

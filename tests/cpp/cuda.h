@@ -4,23 +4,22 @@
 
 #include <dlfcn.h>  // dlopen, dlsym
 
-#include <algorithm>         // std::min
-#include <array>             // std::array
-#include <atomic>            // std::atomic
-#include <chrono>            // std::chrono
-#include <cstddef>           // std::byte, std::size_t
-#include <cstdint>           // std::int32_t, std::int64_t
-#include <cstdio>            // std::printf
-#include <cstdlib>           // std::abort
-#include <functional>        // std::function
-#include <initializer_list>  // std::initializer_list
-#include <memory>            // std::make_unique, std::shared_ptr, std::unique_ptr
-#include <numeric>           // std::iota
-#include <span>              // std::span
-#include <string>            // std::string
-#include <thread>            // std::thread
-#include <utility>           // std::move
-#include <vector>            // std::vector
+#include <algorithm>   // std::min
+#include <array>       // std::array
+#include <atomic>      // std::atomic
+#include <chrono>      // std::chrono
+#include <cstddef>     // std::byte, std::size_t
+#include <cstdint>     // std::int32_t, std::int64_t
+#include <cstdio>      // std::printf
+#include <cstdlib>     // std::abort
+#include <functional>  // std::function
+#include <memory>      // std::make_unique, std::shared_ptr, std::unique_ptr
+#include <numeric>     // std::iota
+#include <span>        // std::span
+#include <string>      // std::string
+#include <thread>      // std::thread
+#include <utility>     // std::move
+#include <vector>      // std::vector
 
 #include "cuda/clique.h"
 #include "cuda/collectives.h"
@@ -34,8 +33,9 @@
 
 namespace jaxcoll::cuda::testing {
 
+using jaxcoll::testing::Around;
 using jaxcoll::testing::Context;
-using jaxcoll::testing::Test;
+using jaxcoll::testing::Suite;
 
 inline constexpr std::int64_t kFirstId = 40;  // global ids and CUDA's numbers differ
 inline constexpr int kMostRanks = 5;
@@ -248,11 +248,7 @@ class Staged final : public Operation {
   Stages& stages_;
 };
 
-/// As jaxcoll::testing::RunTests; the engine's threads end before the process does.
-inline int RunTests(std::initializer_list<Test> tests, int argc, char** argv) {
-  const int status = jaxcoll::testing::RunTests(tests, argc, argv);
-  Engine::Get().Stop();
-  return status;
-}
+/// The engine's threads end before the process does.
+inline const Around kEngineStops{.after = [] { Engine::Get().Stop(); }};
 
 }  // namespace jaxcoll::cuda::testing

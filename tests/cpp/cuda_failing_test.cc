@@ -16,7 +16,7 @@
 #include "cuda/libraries.h"
 #include "cuda/site.h"
 
-namespace jaxcoll::cuda::testing {
+namespace jaxcoll::cuda::testing::cuda_failing_test {
 namespace {
 
 void OneThatDoesNotComeIsNamed(Context& context) {
@@ -302,26 +302,24 @@ void WhatFailsIsReportedWhateverAbortsTake(Context& context) {
   engine.Stop();
 }
 
-}  // namespace
-}  // namespace jaxcoll::cuda::testing
+const Suite suite(
+    "cuda_failing",
+    {
+        {"OneThatDoesNotComeIsNamed", OneThatDoesNotComeIsNamed},
+        {"OneThatDoesNotCallAtFirstIsNamed", OneThatDoesNotCallAtFirstIsNamed},
+        {"OneThatDoesNotCallIsNamed", OneThatDoesNotCallIsNamed},
+        {"NobodyGoesOnWithGarbage", NobodyGoesOnWithGarbage},
+        {"NothingIsAbortedUnderAThreadInsideNccl", NothingIsAbortedUnderAThreadInsideNccl},
+        {"NobodyWaitsForWhoRecordsAnEvent", NobodyWaitsForWhoRecordsAnEvent},
+        {"EveryCallIsWatchedInItsTurn", EveryCallIsWatchedInItsTurn},
+        {"CallsThatNcclHoldsUpAreLate", CallsThatNcclHoldsUpAreLate},
+        {"FirstRunsAreWaitedForAsCompilationsAre", FirstRunsAreWaitedForAsCompilationsAre},
+        {"WhoHasAnExcuseIsWaitedFor", WhoHasAnExcuseIsWaitedFor},
+        {"MakingCommunicatorsIsInterrupted", MakingCommunicatorsIsInterrupted},
+        {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},
+        {"WhatFailsIsReportedWhateverAbortsTake", WhatFailsIsReportedWhateverAbortsTake},
+    },
+    kEngineStops);
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::cuda::testing;
-  return RunTests(
-      {
-          {"OneThatDoesNotComeIsNamed", OneThatDoesNotComeIsNamed},
-          {"OneThatDoesNotCallAtFirstIsNamed", OneThatDoesNotCallAtFirstIsNamed},
-          {"OneThatDoesNotCallIsNamed", OneThatDoesNotCallIsNamed},
-          {"NobodyGoesOnWithGarbage", NobodyGoesOnWithGarbage},
-          {"NothingIsAbortedUnderAThreadInsideNccl", NothingIsAbortedUnderAThreadInsideNccl},
-          {"NobodyWaitsForWhoRecordsAnEvent", NobodyWaitsForWhoRecordsAnEvent},
-          {"EveryCallIsWatchedInItsTurn", EveryCallIsWatchedInItsTurn},
-          {"CallsThatNcclHoldsUpAreLate", CallsThatNcclHoldsUpAreLate},
-          {"FirstRunsAreWaitedForAsCompilationsAre", FirstRunsAreWaitedForAsCompilationsAre},
-          {"WhoHasAnExcuseIsWaitedFor", WhoHasAnExcuseIsWaitedFor},
-          {"MakingCommunicatorsIsInterrupted", MakingCommunicatorsIsInterrupted},
-          {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},
-          {"WhatFailsIsReportedWhateverAbortsTake", WhatFailsIsReportedWhateverAbortsTake},
-      },
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::cuda::testing::cuda_failing_test

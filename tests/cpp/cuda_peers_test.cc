@@ -15,7 +15,7 @@
 #include "cuda/peer_seat.h"
 #include "cuda/reductions.h"
 
-namespace jaxcoll::cuda::testing {
+namespace jaxcoll::cuda::testing::cuda_peers_test {
 namespace {
 
 /// A tree of two leaves, of so many numbers each, summed over peer memory.
@@ -159,17 +159,15 @@ void WhoDoesNotComeToASumOverPeersIsNamed(Context& context) {
               " s for rank 2 (device 42); arrived: 0 (device 40), 1 (device 41)");
 }
 
-}  // namespace
-}  // namespace jaxcoll::cuda::testing
+const Suite suite("cuda_peers",
+                  {
+                      {"SmallSumsGoOverPeerMemory", SmallSumsGoOverPeerMemory},
+                      {"PeerMemoryIsUsedWhereItIsReached", PeerMemoryIsUsedWhereItIsReached},
+                      {"PeerMemoryIsProbed", PeerMemoryIsProbed},
+                      {"WhoDoesNotComeToASumOverPeersIsNamed",
+                       WhoDoesNotComeToASumOverPeersIsNamed},
+                  },
+                  kEngineStops);
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::cuda::testing;
-  return RunTests(
-      {
-          {"SmallSumsGoOverPeerMemory", SmallSumsGoOverPeerMemory},
-          {"PeerMemoryIsUsedWhereItIsReached", PeerMemoryIsUsedWhereItIsReached},
-          {"PeerMemoryIsProbed", PeerMemoryIsProbed},
-          {"WhoDoesNotComeToASumOverPeersIsNamed", WhoDoesNotComeToASumOverPeersIsNamed},
-      },
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::cuda::testing::cuda_peers_test

@@ -10,7 +10,7 @@
 #include "cuda/engine.h"
 #include "host/recorder.h"
 
-namespace jaxcoll::cuda::testing {
+namespace jaxcoll::cuda::testing::cuda_recorder_test {
 namespace {
 
 std::int64_t At(const CallRecord& record, Moment moment) {
@@ -98,16 +98,13 @@ void OccurrencesAreCountedForEachSite(Context& context) {
                  "after a reset no call meets one from before");
 }
 
-}  // namespace
-}  // namespace jaxcoll::cuda::testing
+const Suite suite("cuda_recorder",
+                  {
+                      {"CallsStandInTheRecorder", CallsStandInTheRecorder},
+                      {"WhoFailsStandsInTheRecorderAsFailed", WhoFailsStandsInTheRecorderAsFailed},
+                      {"OccurrencesAreCountedForEachSite", OccurrencesAreCountedForEachSite},
+                  },
+                  kEngineStops);
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::cuda::testing;
-  return RunTests(
-      {
-          {"CallsStandInTheRecorder", CallsStandInTheRecorder},
-          {"WhoFailsStandsInTheRecorderAsFailed", WhoFailsStandsInTheRecorderAsFailed},
-          {"OccurrencesAreCountedForEachSite", OccurrencesAreCountedForEachSite},
-      },
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::cuda::testing::cuda_recorder_test

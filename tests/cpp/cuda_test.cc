@@ -20,7 +20,7 @@
 #include "cuda/ring_matmul.h"
 #include "cuda/site.h"
 
-namespace jaxcoll::cuda::testing {
+namespace jaxcoll::cuda::testing::cuda_test {
 namespace {
 
 // ---- Finding libraries --------------------------------------------------------------------------
@@ -467,25 +467,22 @@ void WrongBuffersAreRefused(Context& context) {
   ExpectInAll(context, {site->Execute(0, nullptr, kRun, {}, out)}, "wrong number of buffers");
 }
 
-}  // namespace
-}  // namespace jaxcoll::cuda::testing
+const Suite suite("cuda",
+                  {
+                      {"LibrariesSayWhatIsMissing", LibrariesSayWhatIsMissing},
+                      {"WhatIsOpenAlreadyIsTaken", WhatIsOpenAlreadyIsTaken},
+                      {"ReductionsAreThoseOfNccl", ReductionsAreThoseOfNccl},
+                      {"TreesAreReducedInPlaceInOneGroup", TreesAreReducedInPlaceInOneGroup},
+                      {"CopiesGoWhereTheyBelong", CopiesGoWhereTheyBelong},
+                      {"RingsSendWhatIsThere", RingsSendWhatIsThere},
+                      {"MatrixProductsOfRings", MatrixProductsOfRings},
+                      {"ProductsOfADeviceShareAHandle", ProductsOfADeviceShareAHandle},
+                      {"CommunicatorsAreMadeOnceAndTogether", CommunicatorsAreMadeOnceAndTogether},
+                      {"DevicesStartTogether", DevicesStartTogether},
+                      {"OneThatIsNotPreparedFailsAll", OneThatIsNotPreparedFailsAll},
+                      {"WrongBuffersAreRefused", WrongBuffersAreRefused},
+                  },
+                  kEngineStops);
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::cuda::testing;
-  return RunTests(
-      {
-          {"LibrariesSayWhatIsMissing", LibrariesSayWhatIsMissing},
-          {"WhatIsOpenAlreadyIsTaken", WhatIsOpenAlreadyIsTaken},
-          {"ReductionsAreThoseOfNccl", ReductionsAreThoseOfNccl},
-          {"TreesAreReducedInPlaceInOneGroup", TreesAreReducedInPlaceInOneGroup},
-          {"CopiesGoWhereTheyBelong", CopiesGoWhereTheyBelong},
-          {"RingsSendWhatIsThere", RingsSendWhatIsThere},
-          {"MatrixProductsOfRings", MatrixProductsOfRings},
-          {"ProductsOfADeviceShareAHandle", ProductsOfADeviceShareAHandle},
-          {"CommunicatorsAreMadeOnceAndTogether", CommunicatorsAreMadeOnceAndTogether},
-          {"DevicesStartTogether", DevicesStartTogether},
-          {"OneThatIsNotPreparedFailsAll", OneThatIsNotPreparedFailsAll},
-          {"WrongBuffersAreRefused", WrongBuffersAreRefused},
-      },
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::cuda::testing::cuda_test

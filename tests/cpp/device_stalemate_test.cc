@@ -14,7 +14,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::device_stalemate_test {
 namespace {
 
 constexpr std::int64_t kSoonNs = 5'000 * kMs;
@@ -197,12 +197,8 @@ void WhoWaitsForARaisedCallbackIsToldWhy(Context& context) {
   Watchdog::Get().NoteCallbackError("");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
-
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"DifferentCallsFailAll", DifferentCallsFailAll},
+const Suite suite("device_stalemate",
+                  {{"DifferentCallsFailAll", DifferentCallsFailAll},
                    {"NotWhileAnythingComputes", NotWhileAnythingComputes},
                    {"NotInACallback", NotInACallback},
                    {"NotWhileItIsExcused", NotWhileItIsExcused},
@@ -210,6 +206,7 @@ int main(int argc, char** argv) {
                    {"WhoWaitsForAFailedRankIsToldWhy", WhoWaitsForAFailedRankIsToldWhy},
                    {"WhoComesAfterAFailureWaits", WhoComesAfterAFailureWaits},
                    {"WhatWasLaunchedBeforeAFailureFails", WhatWasLaunchedBeforeAFailureFails},
-                   {"WhoWaitsForARaisedCallbackIsToldWhy", WhoWaitsForARaisedCallbackIsToldWhy}},
-                  argc, argv);
-}
+                   {"WhoWaitsForARaisedCallbackIsToldWhy", WhoWaitsForARaisedCallbackIsToldWhy}});
+
+}  // namespace
+}  // namespace jaxcoll::testing::device_stalemate_test

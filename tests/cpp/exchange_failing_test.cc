@@ -23,7 +23,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::exchange_failing_test {
 namespace {
 
 /// Small enough that nothing is written before all have come.
@@ -469,28 +469,24 @@ void AnOldCallMeetsNoNewOne(Context& context) {
   });
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite(
+    "exchange_failing",
+    {{"AProcessThatNeverComesIsNamed", AProcessThatNeverComesIsNamed},
+     {"WhoCompilesIsWaitedFor", WhoCompilesIsWaitedFor},
+     {"AFailedCallIsRecordedAsOne", AFailedCallIsRecordedAsOne},
+     {"ARankThatIsMissingInItsProcessFailsTheOthers", ARankThatIsMissingInItsProcessFailsTheOthers},
+     {"WhoIsGoneIsNamedThoughItHadCome", WhoIsGoneIsNamedThoughItHadCome},
+     {"WhoIsStoppedIsNamedThoughItHadCome", WhoIsStoppedIsNamedThoughItHadCome},
+     {"OfAProcessOnlyThoseThatAreMissingAreNamed", OfAProcessOnlyThoseThatAreMissingAreNamed},
+     {"AFailureInsideAProcessFailsTheOthers", AFailureInsideAProcessFailsTheOthers},
+     {"DifferentCallsFailBoth", DifferentCallsFailBoth},
+     {"WaitsOfAnyLengthAreNoMismatch", WaitsOfAnyLengthAreNoMismatch},
+     {"AProcessThatLeavesIsNotWaitedFor", AProcessThatLeavesIsNotWaitedFor},
+     {"EveryLaterCallFailsAtOnce", EveryLaterCallFailsAtOnce},
+     {"AllWorksInTheNextSegment", AllWorksInTheNextSegment},
+     {"AttachingDoesNotMendCallsInProgress", AttachingDoesNotMendCallsInProgress},
+     {"ALateRankLeavesTheNewSegmentAlone", ALateRankLeavesTheNewSegmentAlone},
+     {"AnOldCallMeetsNoNewOne", AnOldCallMeetsNoNewOne}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests(
-      {{"AProcessThatNeverComesIsNamed", AProcessThatNeverComesIsNamed},
-       {"WhoCompilesIsWaitedFor", WhoCompilesIsWaitedFor},
-       {"AFailedCallIsRecordedAsOne", AFailedCallIsRecordedAsOne},
-       {"ARankThatIsMissingInItsProcessFailsTheOthers",
-        ARankThatIsMissingInItsProcessFailsTheOthers},
-       {"WhoIsGoneIsNamedThoughItHadCome", WhoIsGoneIsNamedThoughItHadCome},
-       {"WhoIsStoppedIsNamedThoughItHadCome", WhoIsStoppedIsNamedThoughItHadCome},
-       {"OfAProcessOnlyThoseThatAreMissingAreNamed", OfAProcessOnlyThoseThatAreMissingAreNamed},
-       {"AFailureInsideAProcessFailsTheOthers", AFailureInsideAProcessFailsTheOthers},
-       {"DifferentCallsFailBoth", DifferentCallsFailBoth},
-       {"WaitsOfAnyLengthAreNoMismatch", WaitsOfAnyLengthAreNoMismatch},
-       {"AProcessThatLeavesIsNotWaitedFor", AProcessThatLeavesIsNotWaitedFor},
-       {"EveryLaterCallFailsAtOnce", EveryLaterCallFailsAtOnce},
-       {"AllWorksInTheNextSegment", AllWorksInTheNextSegment},
-       {"AttachingDoesNotMendCallsInProgress", AttachingDoesNotMendCallsInProgress},
-       {"ALateRankLeavesTheNewSegmentAlone", ALateRankLeavesTheNewSegmentAlone},
-       {"AnOldCallMeetsNoNewOne", AnOldCallMeetsNoNewOne}},
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::exchange_failing_test

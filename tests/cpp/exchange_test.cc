@@ -24,7 +24,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::exchange_test {
 namespace {
 
 // ---- Steps ------------------------------------------------------------------------------------
@@ -460,19 +460,15 @@ void ReadsWhatIsFaster(Context& context) {
 void Reductions(Context& context) { CheckOps(context, /*reduces=*/true); }
 void Copies(Context& context) { CheckOps(context, /*reduces=*/false); }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("exchange", {{"EveryStepHasItsTurn", EveryStepHasItsTurn},
+                               {"NoStepReadsOrWritesTooEarly", NoStepReadsOrWritesTooEarly},
+                               {"Reductions", Reductions},
+                               {"Copies", Copies},
+                               {"CopiesReadInPlace", CopiesReadInPlace},
+                               {"ReductionsReadInPlace", ReductionsReadInPlace},
+                               {"BuffersStayUntilOthersHaveRead", BuffersStayUntilOthersHaveRead},
+                               {"SumsReadWhatIsFaster", SumsReadWhatIsFaster},
+                               {"ReadsWhatIsFaster", ReadsWhatIsFaster}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"EveryStepHasItsTurn", EveryStepHasItsTurn},
-                   {"NoStepReadsOrWritesTooEarly", NoStepReadsOrWritesTooEarly},
-                   {"Reductions", Reductions},
-                   {"Copies", Copies},
-                   {"CopiesReadInPlace", CopiesReadInPlace},
-                   {"ReductionsReadInPlace", ReductionsReadInPlace},
-                   {"BuffersStayUntilOthersHaveRead", BuffersStayUntilOthersHaveRead},
-                   {"SumsReadWhatIsFaster", SumsReadWhatIsFaster},
-                   {"ReadsWhatIsFaster", ReadsWhatIsFaster}},
-                  argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::exchange_test

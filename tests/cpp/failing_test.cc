@@ -17,7 +17,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::failing_test {
 namespace {
 
 /// A StampWork that must not run.
@@ -467,32 +467,29 @@ void AllRanksAgree(Context& context) {
   context.Expect(failed > 10 && failed < 140, std::to_string(failed) + " of 150 calls failed");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite(
+    "failing",
+    {{"ADeadlineNamesWhoCameAndWhoDidNot", ADeadlineNamesWhoCameAndWhoDidNot},
+     {"ARankThatNeverCameHasAName", ARankThatNeverCameHasAName},
+     {"ARankIsKnownByAnotherCallOfItsRun", ARankIsKnownByAnotherCallOfItsRun},
+     {"RunZeroHasADeadline", RunZeroHasADeadline},
+     {"ALateRankGetsTheSameErrorAndTouchesNothing", ALateRankGetsTheSameErrorAndTouchesNothing},
+     {"ALateRankIsTurnedAwayByTheMeetingItself", ALateRankIsTurnedAwayByTheMeetingItself},
+     {"AFailureEndsTheOtherMeetingsOfItsRunAtOnce", AFailureEndsTheOtherMeetingsOfItsRunAtOnce},
+     {"CallsOfAFailedRunFailWithoutMeeting", CallsOfAFailedRunFailWithoutMeeting},
+     {"ADeadlineIsTheCauseOfItsRun", ADeadlineIsTheCauseOfItsRun},
+     {"TheNextRunMayBeginBeforeThat", TheNextRunMayBeginBeforeThat},
+     {"TheNextRunNeedNotWaitForALook", TheNextRunNeedNotWaitForALook},
+     {"TheNextRunWorks", TheNextRunWorks},
+     {"AnEarlyStartFailsWhenItsChunksHaveEnded", AnEarlyStartFailsWhenItsChunksHaveEnded},
+     {"OnlyTheOpenCallThatWasLookedAtFails", OnlyTheOpenCallThatWasLookedAtFails},
+     {"AMoveInProgressIsNeverFailed", AMoveInProgressIsNeverFailed},
+     {"AMoveInProgressOutlivesItsRun", AMoveInProgressOutlivesItsRun},
+     {"ANewLimitCountsForWaitsInProgress", ANewLimitCountsForWaitsInProgress},
+     {"AFailureSpreadsWithoutWaitingForALook", AFailureSpreadsWithoutWaitingForALook},
+     {"NoLimitWaits", NoLimitWaits},
+     {"GroupsFailForThemselves", GroupsFailForThemselves},
+     {"AllRanksAgree", AllRanksAgree}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests(
-      {{"ADeadlineNamesWhoCameAndWhoDidNot", ADeadlineNamesWhoCameAndWhoDidNot},
-       {"ARankThatNeverCameHasAName", ARankThatNeverCameHasAName},
-       {"ARankIsKnownByAnotherCallOfItsRun", ARankIsKnownByAnotherCallOfItsRun},
-       {"RunZeroHasADeadline", RunZeroHasADeadline},
-       {"ALateRankGetsTheSameErrorAndTouchesNothing", ALateRankGetsTheSameErrorAndTouchesNothing},
-       {"ALateRankIsTurnedAwayByTheMeetingItself", ALateRankIsTurnedAwayByTheMeetingItself},
-       {"AFailureEndsTheOtherMeetingsOfItsRunAtOnce", AFailureEndsTheOtherMeetingsOfItsRunAtOnce},
-       {"CallsOfAFailedRunFailWithoutMeeting", CallsOfAFailedRunFailWithoutMeeting},
-       {"ADeadlineIsTheCauseOfItsRun", ADeadlineIsTheCauseOfItsRun},
-       {"TheNextRunMayBeginBeforeThat", TheNextRunMayBeginBeforeThat},
-       {"TheNextRunNeedNotWaitForALook", TheNextRunNeedNotWaitForALook},
-       {"TheNextRunWorks", TheNextRunWorks},
-       {"AnEarlyStartFailsWhenItsChunksHaveEnded", AnEarlyStartFailsWhenItsChunksHaveEnded},
-       {"OnlyTheOpenCallThatWasLookedAtFails", OnlyTheOpenCallThatWasLookedAtFails},
-       {"AMoveInProgressIsNeverFailed", AMoveInProgressIsNeverFailed},
-       {"AMoveInProgressOutlivesItsRun", AMoveInProgressOutlivesItsRun},
-       {"ANewLimitCountsForWaitsInProgress", ANewLimitCountsForWaitsInProgress},
-       {"AFailureSpreadsWithoutWaitingForALook", AFailureSpreadsWithoutWaitingForALook},
-       {"NoLimitWaits", NoLimitWaits},
-       {"GroupsFailForThemselves", GroupsFailForThemselves},
-       {"AllRanksAgree", AllRanksAgree}},
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::failing_test

@@ -25,6 +25,7 @@
 #include <vector>        // std::vector
 
 #include "core/clock.h"
+#include "failures.h"
 #include "host/black_box.h"
 #include "host/job.h"
 #include "host/recorder.h"
@@ -35,7 +36,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::forks_test {
 namespace {
 
 constexpr std::int64_t kMs = 1'000'000;
@@ -323,11 +324,6 @@ int Await(const Child& child, std::string& error) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-void Contains(Context& context, const std::string& text, const std::string& part) {
-  context.Expect(text.find(part) != std::string::npos,
-                 [&] { return "expected \"" + part + "\" in: " + text; });
-}
-
 /// Also with one of `any_of`, where there are some.
 void ExpectEnd(Context& context, const Child& child, int wanted,
                const std::vector<std::string>& parts, const std::vector<std::string>& any_of = {}) {
@@ -462,17 +458,14 @@ void AForkedChildDoesNotLeave(Context& context) {
   context.Expect(host.segment().seat(0).leaves_since_ns.load() != 0, "now it has");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
-
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  alarm(3 * kAlarmS);
-  return RunTests({{"ProgramsDrawnByChance", ProgramsDrawnByChance},
+const Suite suite("forks",
+                  {{"ProgramsDrawnByChance", ProgramsDrawnByChance},
                    {"AKilledProcessIsNamed", AKilledProcessIsNamed},
                    {"AProcessThatEndsEarlyIsNamed", AProcessThatEndsEarlyIsNamed},
                    {"AStoppedProcessIsNamed", AStoppedProcessIsNamed},
                    {"AShortStopIsNoFailure", AShortStopIsNoFailure},
                    {"AForkedChildDoesNotLeave", AForkedChildDoesNotLeave}},
-                  argc, argv);
-}
+                  {.before = [] { alarm(3 * kAlarmS); }});
+
+}  // namespace
+}  // namespace jaxcoll::testing::forks_test

@@ -22,7 +22,7 @@
 #include <xmmintrin.h>  // _mm_setcsr
 #endif
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::kernels_test {
 namespace {
 
 constexpr std::byte kPoison{0xA5};
@@ -405,20 +405,16 @@ void StaysInsidePages(Context& context) {
   munmap(mapping, 5 * page);
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("kernels", {{"EverySetHasTheSameTable", EverySetHasTheSameTable},
+                              {"MatchesReference", MatchesReference},
+                              {"NearLongDouble", NearLongDouble},
+                              {"SixteenBitFloatsSurvive", SixteenBitFloatsSurvive},
+                              {"SixteenBitFloatsRoundOnce", SixteenBitFloatsRoundOnce},
+                              {"SpecialValues", SpecialValues},
+                              {"FlushToZeroChangesAllSetsAlike", FlushToZeroChangesAllSetsAlike},
+                              {"CutsDoNotMatter", CutsDoNotMatter},
+                              {"StreamCopiesAreCopies", StreamCopiesAreCopies},
+                              {"StaysInsidePages", StaysInsidePages}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;  // NOLINT(google-build-using-namespace)
-  return RunTests({{"EverySetHasTheSameTable", EverySetHasTheSameTable},
-                   {"MatchesReference", MatchesReference},
-                   {"NearLongDouble", NearLongDouble},
-                   {"SixteenBitFloatsSurvive", SixteenBitFloatsSurvive},
-                   {"SixteenBitFloatsRoundOnce", SixteenBitFloatsRoundOnce},
-                   {"SpecialValues", SpecialValues},
-                   {"FlushToZeroChangesAllSetsAlike", FlushToZeroChangesAllSetsAlike},
-                   {"CutsDoNotMatter", CutsDoNotMatter},
-                   {"StreamCopiesAreCopies", StreamCopiesAreCopies},
-                   {"StaysInsidePages", StaysInsidePages}},
-                  argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::kernels_test

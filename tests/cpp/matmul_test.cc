@@ -26,7 +26,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::matmul_test {
 namespace {
 
 template <typename T>
@@ -585,14 +585,8 @@ void ABlasTakesOneThread(Context& context) {
   SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
-
-int main(int argc, char** argv) {
-  using namespace jaxcoll;           // NOLINT(google-build-using-namespace)
-  using namespace jaxcoll::testing;  // NOLINT(google-build-using-namespace)
-  SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
-  return RunTests({{"InOneProcess", InOneProcess},
+const Suite suite("matmul",
+                  {{"InOneProcess", InOneProcess},
                    {"InOneProcessWithRowsJoined", InOneProcessWithRowsJoined},
                    {"FewRowsAreMultipliedTogether", FewRowsAreMultipliedTogether},
                    {"AcrossProcesses", AcrossProcesses},
@@ -602,5 +596,7 @@ int main(int argc, char** argv) {
                    {"ProductsAreMadeBeforeALateRankComes", ProductsAreMadeBeforeALateRankComes},
                    {"TermsAreAddedInOrder", TermsAreAddedInOrder},
                    {"ABlasTakesOneThread", ABlasTakesOneThread}},
-                  argc, argv);
-}
+                  {.before = [] { SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>}); }});
+
+}  // namespace
+}  // namespace jaxcoll::testing::matmul_test

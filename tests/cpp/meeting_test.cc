@@ -17,7 +17,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::meeting_test {
 namespace {
 
 constexpr std::size_t kNumRanks[] = {1, 2, 3, 4, 8};
@@ -355,7 +355,7 @@ void SetPolicy(int policy) {
 /// other rank opens the meeting for the next call.
 void TheLastRankMayLeaveLate(Context& context) {
   const BusyCores busy;
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 200; ++i) {
     const Site site =
         MakeSite(1, OneGroup(2), std::make_unique<StampWork>(2, std::size_t{1} << 20));
     const std::int64_t run = FreshRuns();
@@ -431,12 +431,8 @@ void OtherIterationsAreRefused(Context& context) {
   });
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
-
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"IterationsMeetTheirOwn", IterationsMeetTheirOwn},
+const Suite suite("meeting",
+                  {{"IterationsMeetTheirOwn", IterationsMeetTheirOwn},
                    {"RunsMeetTheirOwn", RunsMeetTheirOwn},
                    {"RunIdsMayRepeat", RunIdsMayRepeat},
                    {"ThreadsStayWhereProgramsCompute", ThreadsStayWhereProgramsCompute},
@@ -453,6 +449,7 @@ int main(int argc, char** argv) {
                    {"TheLastRankMayLeaveLate", TheLastRankMayLeaveLate},
                    {"ASiteEndsWithItsProgram", ASiteEndsWithItsProgram},
                    {"OverlappingExecutionsAreRefused", OverlappingExecutionsAreRefused},
-                   {"OtherIterationsAreRefused", OtherIterationsAreRefused}},
-                  argc, argv);
-}
+                   {"OtherIterationsAreRefused", OtherIterationsAreRefused}});
+
+}  // namespace
+}  // namespace jaxcoll::testing::meeting_test

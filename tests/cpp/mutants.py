@@ -22,7 +22,7 @@ LIMIT_S = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A rule, the edit that breaks it, and the test (executable and name) that must notice."""
+    """A rule, the edit that breaks it, and the test (suite and name) that must notice."""
 
     rule: str
     file: str
@@ -925,10 +925,10 @@ MUTANTS = [
 ]
 
 
-def run_test(executable: str, name: str, limit_s: float) -> str | None:
+def run_test(suite: str, name: str, limit_s: float) -> str | None:
     """Runs one test of the copy; returns how it failed, or None."""
     process = subprocess.Popen(
-        [COPY / "build" / f"{executable}_test", name],
+        [COPY / "build" / f"{suite}_test", suite, name],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -943,9 +943,9 @@ def run_test(executable: str, name: str, limit_s: float) -> str | None:
     return "fails" if code > 0 else f"ends by signal {-code}"
 
 
-def build(executable: str) -> None:
-    """Builds one test of the copy. An edit that does not compile is an error, not a catch."""
-    command = ["cmake", "--build", COPY / "build", "--target", f"{executable}_test"]
+def build(suite: str) -> None:
+    """Builds one suite of the copy. An edit that does not compile is an error, not a catch."""
+    command = ["cmake", "--build", COPY / "build", "--target", f"{suite}_test"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         sys.exit(result.stdout + result.stderr)
@@ -994,9 +994,9 @@ def main() -> int:
         start = time.monotonic()
         how = check(mutant, limits_s[mutant.test])
         problems += how is None
-        executable, name = mutant.test
+        suite, name = mutant.test
         print(
-            f"{'caught' if how else 'MISSED':6}  {mutant.rule}: {executable}_test {name} "
+            f"{'caught' if how else 'MISSED':6}  {mutant.rule}: {suite}_test {name} "
             f"{how or 'passes'} ({time.monotonic() - start:.0f} s)",
             flush=True,
         )

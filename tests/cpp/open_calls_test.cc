@@ -17,7 +17,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::open_calls_test {
 namespace {
 
 // ---- Many calls -------------------------------------------------------------------------------
@@ -289,18 +289,14 @@ void ASlowStepIsNoMismatch(Context& context) {
   });
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+// The first one counts on few runners.
+const Suite suite("open_calls", {{"OpenCallsInAnyOrder", OpenCallsInAnyOrder},
+                                 {"MoreOpenCallsThanLanes", MoreOpenCallsThanLanes},
+                                 {"GroupsOfAMesh", GroupsOfAMesh},
+                                 {"ClonesShareTheirCount", ClonesShareTheirCount},
+                                 {"SleepersAreWoken", SleepersAreWoken},
+                                 {"NobodyOverwritesWhatOthersRead", NobodyOverwritesWhatOthersRead},
+                                 {"ASlowStepIsNoMismatch", ASlowStepIsNoMismatch}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  // The first one counts on few runners.
-  return RunTests({{"OpenCallsInAnyOrder", OpenCallsInAnyOrder},
-                   {"MoreOpenCallsThanLanes", MoreOpenCallsThanLanes},
-                   {"GroupsOfAMesh", GroupsOfAMesh},
-                   {"ClonesShareTheirCount", ClonesShareTheirCount},
-                   {"SleepersAreWoken", SleepersAreWoken},
-                   {"NobodyOverwritesWhatOthersRead", NobodyOverwritesWhatOthersRead},
-                   {"ASlowStepIsNoMismatch", ASlowStepIsNoMismatch}},
-                  argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::open_calls_test

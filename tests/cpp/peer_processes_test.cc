@@ -27,7 +27,7 @@
 #include "cuda/peer_memory.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::peer_processes_test {
 namespace {
 
 using namespace jaxcoll::cuda;
@@ -432,19 +432,15 @@ void WhoDiesInASumIsNoticed(Context& context) {
               "site 7: waited 0.2 s for other processes, devices 41, 42");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("peer_processes",
+                  {
+                      {"SumsGoOverTheMemoryOfOtherProcesses", SumsGoOverTheMemoryOfOtherProcesses},
+                      {"WhatOneCannotDoNobodyDoes", WhatOneCannotDoNobodyDoes},
+                      {"WhatTheRuntimeLacksTurnsItOff", WhatTheRuntimeLacksTurnsItOff},
+                      {"TheProbeIsOfAllProcesses", TheProbeIsOfAllProcesses},
+                      {"WhoStaysAwayIsNamed", WhoStaysAwayIsNamed},
+                      {"WhoDiesInASumIsNoticed", WhoDiesInASumIsNoticed},
+                  });
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests(
-      {
-          {"SumsGoOverTheMemoryOfOtherProcesses", SumsGoOverTheMemoryOfOtherProcesses},
-          {"WhatOneCannotDoNobodyDoes", WhatOneCannotDoNobodyDoes},
-          {"WhatTheRuntimeLacksTurnsItOff", WhatTheRuntimeLacksTurnsItOff},
-          {"TheProbeIsOfAllProcesses", TheProbeIsOfAllProcesses},
-          {"WhoStaysAwayIsNamed", WhoStaysAwayIsNamed},
-          {"WhoDiesInASumIsNoticed", WhoDiesInASumIsNoticed},
-      },
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::peer_processes_test

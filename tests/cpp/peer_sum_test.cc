@@ -23,7 +23,7 @@
 #include "cuda/peer_sum.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::peer_sum_test {
 namespace {
 
 using namespace jaxcoll::cuda;
@@ -381,21 +381,17 @@ void SumsOfHalvesAreRoundedOnce(Context& context) {
   }
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("peer_sum", {
+                                  {"SumsAreInTheOrderOfRanks", SumsAreInTheOrderOfRanks},
+                                  {"AllTypesAreSummed", AllTypesAreSummed},
+                                  {"CallsMayBeMoreThanFlagsCount", CallsMayBeMoreThanFlagsCount},
+                                  {"TheLargestOperandFits", TheLargestOperandFits},
+                                  {"BlocksShareTheWork", BlocksShareTheWork},
+                                  {"NobodyIsAwaitedOnceTheGroupHasFailed",
+                                   NobodyIsAwaitedOnceTheGroupHasFailed},
+                                  {"HalvesAreRoundedToNearest", HalvesAreRoundedToNearest},
+                                  {"SumsOfHalvesAreRoundedOnce", SumsOfHalvesAreRoundedOnce},
+                              });
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests(
-      {
-          {"SumsAreInTheOrderOfRanks", SumsAreInTheOrderOfRanks},
-          {"AllTypesAreSummed", AllTypesAreSummed},
-          {"CallsMayBeMoreThanFlagsCount", CallsMayBeMoreThanFlagsCount},
-          {"TheLargestOperandFits", TheLargestOperandFits},
-          {"BlocksShareTheWork", BlocksShareTheWork},
-          {"NobodyIsAwaitedOnceTheGroupHasFailed", NobodyIsAwaitedOnceTheGroupHasFailed},
-          {"HalvesAreRoundedToNearest", HalvesAreRoundedToNearest},
-          {"SumsOfHalvesAreRoundedOnce", SumsOfHalvesAreRoundedOnce},
-      },
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::peer_sum_test

@@ -14,7 +14,7 @@
 #include "ops.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::pooled_test {
 namespace {
 
 class Filled : public Pooled {
@@ -81,12 +81,9 @@ void ArraysLieWithinWhereTheyAreSmall(Context& context) {
   }
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("pooled",
+                  {{"ObjectsKeepWhatTheyHold", ObjectsKeepWhatTheyHold},
+                   {"ArraysLieWithinWhereTheyAreSmall", ArraysLieWithinWhereTheyAreSmall}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"ObjectsKeepWhatTheyHold", ObjectsKeepWhatTheyHold},
-                   {"ArraysLieWithinWhereTheyAreSmall", ArraysLieWithinWhereTheyAreSmall}},
-                  argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::pooled_test

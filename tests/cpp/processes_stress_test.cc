@@ -20,7 +20,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::processes_stress_test {
 namespace {
 
 double StressSeconds() {
@@ -190,12 +190,8 @@ void ProgramsDrawnByChance(Context& context) {
 /// At any moment, and in the next segment all is well.
 void JobsThatFail(Context& context) { RunHosts(context, StressSeconds() / 3, /*fails=*/true); }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("processes_stress", {{"ProgramsDrawnByChance", ProgramsDrawnByChance},
+                                       {"JobsThatFail", JobsThatFail}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests(
-      {{"ProgramsDrawnByChance", ProgramsDrawnByChance}, {"JobsThatFail", JobsThatFail}}, argc,
-      argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::processes_stress_test

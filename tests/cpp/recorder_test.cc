@@ -12,7 +12,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::recorder_test {
 namespace {
 
 std::int64_t At(const CallRecord& record, Moment moment) {
@@ -165,16 +165,12 @@ void AWaitingCallShowsThatItsMeetingIsOpen(Context& context) {
   });
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("recorder", {{"TheRingKeepsTheLatest", TheRingKeepsTheLatest},
+                               {"DevicesHaveRingsOfTheirOwn", DevicesHaveRingsOfTheirOwn},
+                               {"SnapshotsAreConsistent", SnapshotsAreConsistent},
+                               {"ACallReachesItsMomentsInOrder", ACallReachesItsMomentsInOrder},
+                               {"AWaitingCallShowsThatItsMeetingIsOpen",
+                                AWaitingCallShowsThatItsMeetingIsOpen}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests(
-      {{"TheRingKeepsTheLatest", TheRingKeepsTheLatest},
-       {"DevicesHaveRingsOfTheirOwn", DevicesHaveRingsOfTheirOwn},
-       {"SnapshotsAreConsistent", SnapshotsAreConsistent},
-       {"ACallReachesItsMomentsInOrder", ACallReachesItsMomentsInOrder},
-       {"AWaitingCallShowsThatItsMeetingIsOpen", AWaitingCallShowsThatItsMeetingIsOpen}},
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::recorder_test

@@ -18,7 +18,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::runners_test {
 namespace {
 
 constexpr std::size_t kNumRanks[] = {1, 2, 3, 4, 8};
@@ -281,12 +281,8 @@ void ThreadsStaySeldomWhereItIsInVain(Context& context) {
   context.Expect(!pace.Stays(), "after programs that hardly computed");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
-
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"ContinuationsMayBlockOnEachOther", ContinuationsMayBlockOnEachOther},
+const Suite suite("runners",
+                  {{"ContinuationsMayBlockOnEachOther", ContinuationsMayBlockOnEachOther},
                    {"AChainMayEndInABlockingCall", AChainMayEndInABlockingCall},
                    {"ManyProgramsMayBlockAtOnce", ManyProgramsMayBlockAtOnce},
                    {"AProgramMayBlockOnALaterOne", AProgramMayBlockOnALaterOne},
@@ -294,6 +290,7 @@ int main(int argc, char** argv) {
                    {"ALongContinuationHoldsUpNobody", ALongContinuationHoldsUpNobody},
                    {"ProgramsResumeWithDenormalsFlushed", ProgramsResumeWithDenormalsFlushed},
                    {"PaceLearnsAndForgets", PaceLearnsAndForgets},
-                   {"ThreadsStaySeldomWhereItIsInVain", ThreadsStaySeldomWhereItIsInVain}},
-                  argc, argv);
-}
+                   {"ThreadsStaySeldomWhereItIsInVain", ThreadsStaySeldomWhereItIsInVain}});
+
+}  // namespace
+}  // namespace jaxcoll::testing::runners_test

@@ -15,7 +15,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::segment_test {
 namespace {
 
 void SegmentsRefuseWhatIsNotTheirs(Context& context) {
@@ -151,16 +151,12 @@ void FewLanesAreLeftAhead(Context& context) {
   context.Expect(!session.LeaveLane(fresh, 6, one, true), "two are left ahead again");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("segment", {{"SegmentsRefuseWhatIsNotTheirs", SegmentsRefuseWhatIsNotTheirs},
+                              {"TooLargeASegmentIsAnError", TooLargeASegmentIsAnError},
+                              {"CausesOfAnyLength", CausesOfAnyLength},
+                              {"LanesAreTakenAgainOnceAllHaveEndedTheCall",
+                               LanesAreTakenAgainOnceAllHaveEndedTheCall},
+                              {"FewLanesAreLeftAhead", FewLanesAreLeftAhead}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests(
-      {{"SegmentsRefuseWhatIsNotTheirs", SegmentsRefuseWhatIsNotTheirs},
-       {"TooLargeASegmentIsAnError", TooLargeASegmentIsAnError},
-       {"CausesOfAnyLength", CausesOfAnyLength},
-       {"LanesAreTakenAgainOnceAllHaveEndedTheCall", LanesAreTakenAgainOnceAllHaveEndedTheCall},
-       {"FewLanesAreLeftAhead", FewLanesAreLeftAhead}},
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::segment_test

@@ -13,7 +13,7 @@
 #include "processes.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::stalemate_test {
 namespace {
 
 constexpr std::int64_t kPatienceNs = 1'000'000'000;
@@ -237,22 +237,18 @@ void OneWayOutIsEnough(Context& context) {
   context.Expect(!all.Found(2).empty() && !all.Found(0).empty(), "2 waits for 1");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("stalemate", {{"DifferentCallsOfOneGroup", DifferentCallsOfOneGroup},
+                                {"TheSameCallOverOtherDevices", TheSameCallOverOtherDevices},
+                                {"ACallThatAllHaveComeToGoesOn", ACallThatAllHaveComeToGoesOn},
+                                {"WhoHasNotWaitedForLongMayGoOn", WhoHasNotWaitedForLongMayGoOn},
+                                {"WhoHasEndedACallHasComeToIt", WhoHasEndedACallHasComeToIt},
+                                {"WhoIsAheadOfACallIsInIt", WhoIsAheadOfACallIsInIt},
+                                {"ACallThatIsOverHoldsNobodyBack", ACallThatIsOverHoldsNobodyBack},
+                                {"TheOddOneOutComesFirst", TheOddOneOutComesFirst},
+                                {"ManyCallsLeaveRoomInACause", ManyCallsLeaveRoomInACause},
+                                {"NoCharacterIsCut", NoCharacterIsCut},
+                                {"ACircleOfGroups", ACircleOfGroups},
+                                {"OneWayOutIsEnough", OneWayOutIsEnough}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"DifferentCallsOfOneGroup", DifferentCallsOfOneGroup},
-                   {"TheSameCallOverOtherDevices", TheSameCallOverOtherDevices},
-                   {"ACallThatAllHaveComeToGoesOn", ACallThatAllHaveComeToGoesOn},
-                   {"WhoHasNotWaitedForLongMayGoOn", WhoHasNotWaitedForLongMayGoOn},
-                   {"WhoHasEndedACallHasComeToIt", WhoHasEndedACallHasComeToIt},
-                   {"WhoIsAheadOfACallIsInIt", WhoIsAheadOfACallIsInIt},
-                   {"ACallThatIsOverHoldsNobodyBack", ACallThatIsOverHoldsNobodyBack},
-                   {"TheOddOneOutComesFirst", TheOddOneOutComesFirst},
-                   {"ManyCallsLeaveRoomInACause", ManyCallsLeaveRoomInACause},
-                   {"NoCharacterIsCut", NoCharacterIsCut},
-                   {"ACircleOfGroups", ACircleOfGroups},
-                   {"OneWayOutIsEnough", OneWayOutIsEnough}},
-                  argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::stalemate_test

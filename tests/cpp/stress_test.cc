@@ -20,7 +20,7 @@
 #include "ranks.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::stress_test {
 namespace {
 
 using Random = std::mt19937_64;
@@ -216,12 +216,8 @@ void RanksThatComeLate(Context& context) {
   std::printf("     %zu runs failed\n", failed_runs);
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("stress", {{"ProgramsDrawnByChance", ProgramsDrawnByChance},
+                             {"RanksThatComeLate", RanksThatComeLate}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests(
-      {{"ProgramsDrawnByChance", ProgramsDrawnByChance}, {"RanksThatComeLate", RanksThatComeLate}},
-      argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::stress_test

@@ -1,18 +1,19 @@
-// tests/cpp/testing.h: the C++ tests' harness. A test is a function of a Context; main() hands a
-// table of them to RunTests, which prints failures and returns the exit status.
+// tests/cpp/testing.h: the C++ tests' harness. A test is a function of a Context, and each file has
+// a suite of them, which main.cc finds by its name:
 //
 //   void AddsUp(Context& context) { context.Expect(1 + 1 == 2, "1 + 1"); }
-//   int main(int argc, char** argv) { return RunTests({{"AddsUp", AddsUp}}, argc, argv); }
+//   const Suite suite("sums", {{"AddsUp", AddsUp}});
 #pragma once
 
-#include <cstddef>           // std::size_t
-#include <cstdio>            // std::printf
-#include <functional>        // std::function
-#include <initializer_list>  // std::initializer_list
-#include <source_location>   // std::source_location
-#include <string>            // std::string
-#include <string_view>       // std::string_view
-#include <type_traits>       // std::is_invocable_v
+#include <cstddef>          // std::size_t
+#include <cstdio>           // std::printf
+#include <functional>       // std::function
+#include <source_location>  // std::source_location
+#include <string>           // std::string
+#include <string_view>      // std::string_view
+#include <type_traits>      // std::is_invocable_v
+#include <utility>          // std::move
+#include <vector>           // std::vector
 
 namespace jaxcoll::testing {
 
@@ -52,27 +53,59 @@ struct Test {
   std::function<void(Context&)> run;
 };
 
-/// Runs the tests whose name contains argv[1] (all without it); 0 if there were any and all passed.
-/// A test without a single check fails: it tests nothing.
-inline int RunTests(std::initializer_list<Test> tests, int argc, char** argv) {
-  const std::string_view filter = argc > 1 ? argv[1] : "";
-  std::size_t ran = 0;
-  std::size_t failed = 0;
-  for (const Test& test : tests) {
-    if (test.name.find(filter) == std::string_view::npos) {
-      continue;
-    }
-    Context context;
-    test.run(context);
-    const bool ok = context.failures() == 0 && context.checks() > 0;
-    std::printf("%s %.*s: %zu checks, %zu failed\n", ok ? "ok  " : "FAIL",
-                static_cast<int>(test.name.size()), test.name.data(), context.checks(),
-                context.failures());
-    std::fflush(stdout);
-    ++ran;
-    failed += ok ? 0 : 1;
+/// What a suite needs done in its process before its tests and after them.
+struct Around {
+  std::function<void()> before = [] {};
+  std::function<void()> after = [] {};
+};
+
+/// A file's tests. Each suite runs in a process of its own: tests leave threads and settings
+/// behind.
+class Suite {
+ public:
+  Suite(std::string_view name, std::vector<Test> tests, Around around = {})
+      : name_(name), tests_(std::move(tests)), around_(std::move(around)) {
+    All().push_back(this);
   }
-  return ran > 0 && failed == 0 ? 0 : 1;
-}
+  Suite(const Suite&) = delete;
+  Suite& operator=(const Suite&) = delete;
+
+  /// The suites of this program.
+  static std::vector<const Suite*>& All() {
+    static std::vector<const Suite*> all;
+    return all;
+  }
+
+  std::string_view name() const { return name_; }
+
+  /// Runs the tests whose name contains `part`, prints failures, and returns whether there were any
+  /// tests and all passed. A test without a single check fails: it tests nothing.
+  bool Run(std::string_view part) const {
+    around_.before();
+    std::size_t ran = 0;
+    std::size_t failed = 0;
+    for (const Test& test : tests_) {
+      if (test.name.find(part) == std::string_view::npos) {
+        continue;
+      }
+      Context context;
+      test.run(context);
+      const bool ok = context.failures() == 0 && context.checks() > 0;
+      std::printf("%s %.*s: %zu checks, %zu failed\n", ok ? "ok  " : "FAIL",
+                  static_cast<int>(test.name.size()), test.name.data(), context.checks(),
+                  context.failures());
+      std::fflush(stdout);
+      ++ran;
+      failed += ok ? 0 : 1;
+    }
+    around_.after();
+    return ran > 0 && failed == 0;
+  }
+
+ private:
+  std::string_view name_;
+  std::vector<Test> tests_;
+  Around around_;
+};
 
 }  // namespace jaxcoll::testing

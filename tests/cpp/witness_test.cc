@@ -9,7 +9,7 @@
 #include "host/witness.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::witness_test {
 namespace {
 
 constexpr std::int64_t kMs = 1'000'000;
@@ -60,10 +60,7 @@ void AnErrorWaitsForALook(Context& context) {
   context.Expect(!witness.AwaitFailure(60'000 * kMs), "who is stopped is to go on");
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("witness", {{"AnErrorWaitsForALook", AnErrorWaitsForALook}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"AnErrorWaitsForALook", AnErrorWaitsForALook}}, argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::witness_test

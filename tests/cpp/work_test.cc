@@ -20,7 +20,7 @@
 #include "kernels/reduce.h"
 #include "testing.h"
 
-namespace jaxcoll::testing {
+namespace jaxcoll::testing::work_test {
 namespace {
 
 using Byte = unsigned char;  // whose ranges compare quickly
@@ -428,18 +428,14 @@ void CopiesLargerThanTheCaches(Context& context) {
                     });
 }
 
-}  // namespace
-}  // namespace jaxcoll::testing
+const Suite suite("work", {{"PiecesCoverEveryUnitOnce", PiecesCoverEveryUnitOnce},
+                           {"AllReduceOfTrees", AllReduceOfTrees},
+                           {"ReduceScatterOfSlabs", ReduceScatterOfSlabs},
+                           {"AllGathers", AllGathers},
+                           {"AllToAlls", AllToAlls},
+                           {"Permutes", Permutes},
+                           {"Broadcasts", Broadcasts},
+                           {"CopiesLargerThanTheCaches", CopiesLargerThanTheCaches}});
 
-int main(int argc, char** argv) {
-  using namespace jaxcoll::testing;
-  return RunTests({{"PiecesCoverEveryUnitOnce", PiecesCoverEveryUnitOnce},
-                   {"AllReduceOfTrees", AllReduceOfTrees},
-                   {"ReduceScatterOfSlabs", ReduceScatterOfSlabs},
-                   {"AllGathers", AllGathers},
-                   {"AllToAlls", AllToAlls},
-                   {"Permutes", Permutes},
-                   {"Broadcasts", Broadcasts},
-                   {"CopiesLargerThanTheCaches", CopiesLargerThanTheCaches}},
-                  argc, argv);
-}
+}  // namespace
+}  // namespace jaxcoll::testing::work_test
