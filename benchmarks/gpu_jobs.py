@@ -88,7 +88,7 @@ def environment(
     """
     needed = {"JAX_PLATFORMS": platform, "JAXCOLL_DUMP_DIR": "none"}
     if platform == "cpu":
-        from jaxcoll._processes import needed_environment, num_cpus
+        from jaxcoll._environment import needed_environment, num_cpus
 
         needed |= {"JAX_NUM_CPU_DEVICES": str(devices)}
         needed |= needed_environment(devices, num_cpus(), os.environ)

@@ -9,7 +9,7 @@ from typing import Any
 
 from environment import machine
 
-from jaxcoll._processes import needed_environment, num_cpus
+from jaxcoll._environment import needed_environment, num_cpus
 
 PROCESS_TIMEOUT_S = 3600
 

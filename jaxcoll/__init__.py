@@ -3,10 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Not lazily: it adds the backend to JAX's trace context, and every function that was traced before
-# would be traced and compiled again.
-import jaxcoll._config
-from jaxcoll._lazy import load
+from jaxcoll._lazy import is_launcher, load
 
 if TYPE_CHECKING:
     from jaxcoll import models as models
@@ -195,5 +192,9 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if jaxcoll._config.accelerates_lax():  # by the environment
-    importlib.import_module("jaxcoll._accelerate")
+# Not lazily: it adds the backend to JAX's trace context, and every function that was traced before
+# would be traced and compiled again. `jaxcoll run` traces nothing, and starts sooner without JAX.
+if not is_launcher():
+    _config = importlib.import_module("jaxcoll._config")
+    if _config.accelerates_lax():  # by the environment
+        importlib.import_module("jaxcoll._accelerate")

@@ -19,6 +19,8 @@ from jax.extend.core import Primitive
 from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import mlir
 
+from jaxcoll import _coordination
+
 _OWN = os.path.dirname(__file__) + os.sep
 
 # ---- Axes ----------------------------------------------------------------------------------------
@@ -346,23 +348,7 @@ def on_callback_error(call: Callable[[BaseException], None]) -> None:
 
 # ---- Processes -----------------------------------------------------------------------------------
 
-# After which a process that does not answer is lost to the others, and one that comes back ends
-# itself. Long: what starts the processes sees the death of one at once, and a process that was
-# stopped for a while, in a debugger say, is to live.
-HEARTBEAT_S = 600
 CONNECT_S = 300
-
-
-def start_coordination_service(address: str, num_processes: int) -> Any:
-    """Starts JAX's coordination service, as process 0 does in JAX; one that survives a death.
-
-    The address must be free: XLA ends the process where it is not.
-    """
-    from jaxlib import _jax
-
-    return _jax.get_distributed_runtime_service(
-        address, num_processes, heartbeat_timeout=HEARTBEAT_S, recoverable=True
-    )
 
 
 def connect(address: str, process_id: int, num_processes: int) -> None:
@@ -379,7 +365,7 @@ def connect(address: str, process_id: int, num_processes: int) -> None:
         process_id,
         init_timeout=CONNECT_S,
         use_compression=True,
-        heartbeat_timeout=HEARTBEAT_S,
+        heartbeat_timeout=_coordination.HEARTBEAT_S,
     )
     client.connect()
     state.client = client
@@ -491,7 +477,7 @@ DISTRIBUTED_NAMES = {
         *("State.initialize_preemption_sync_manager", "State.num_processes", "State.process_id"),
         "State.shutdown",
     ),
-    "jaxlib._jax": ("get_distributed_runtime_client", "get_distributed_runtime_service"),
+    "jaxlib._jax": ("get_distributed_runtime_client",),
 }
 
 # Of the part about XLA's own collectives.

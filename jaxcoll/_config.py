@@ -15,14 +15,10 @@ from typing import cast
 import jax
 
 from jaxcoll._errors import one_of
+from jaxcoll._limits import DEFAULT_COMPILE_TIMEOUT_S, checked_timeout, timeout_from
 from jaxcoll._types import BACKENDS, Backend
 
 logger = logging.getLogger("jaxcoll")
-
-DEFAULT_TIMEOUT_S = 300.0
-DEFAULT_COMPILE_TIMEOUT_S = 3600.0
-# Three years: XLA's limits, which follow, are whole seconds of 32 bits.
-MOST_TIMEOUT_S = 1e8
 
 
 def checked_backend(call: str, argument: str, value: object) -> Backend:
@@ -30,22 +26,6 @@ def checked_backend(call: str, argument: str, value: object) -> Backend:
     if value not in BACKENDS:
         raise ValueError(one_of(call, argument, value, BACKENDS))
     return cast(Backend, value)
-
-
-def _checked_timeout(call: str, argument: str, value: object) -> float | None:
-    if value is None:
-        return None
-    is_bool = isinstance(value, bool)  # which is an int
-    if isinstance(value, int | float) and not is_bool and 0 < value <= MOST_TIMEOUT_S:
-        return float(value)
-    raise ValueError(_no_timeout(call, argument, value))
-
-
-def _no_timeout(call: str, argument: str, value: object) -> str:
-    return (
-        f"{call}: {argument}: expected a positive number of seconds, at most {MOST_TIMEOUT_S:.0e}, "
-        f"or None to wait for ever, got {value!r}."
-    )
 
 
 def backend_from(environment: Mapping[str, str]) -> Backend:
@@ -60,22 +40,6 @@ def accelerates_from(environment: Mapping[str, str]) -> bool:
     if value not in ("", "0", "1"):
         raise ValueError(one_of("environment", "JAXCOLL_ACCELERATE_LAX", value, ("0", "1")))
     return value == "1"
-
-
-def timeout_from(environment: Mapping[str, str], variable: str, default: float) -> float | None:
-    """Returns a limit on waits that the environment asks for, in seconds; None: no limit."""
-    value = environment.get(variable, "").strip()
-    if not value:
-        return default
-    if value.lower() == "none":
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= MOST_TIMEOUT_S:
-        raise ValueError(_no_timeout("environment", variable, value))
-    return number
 
 
 # Local value: `using`. Global value: `config.backend`. None: the environment's.
@@ -123,7 +87,7 @@ class Config:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Reads the initial values. Raises ValueError for a value that makes no sense."""
         self._initial_backend = backend_from(environment)
-        self._timeout_s = timeout_from(environment, "JAXCOLL_TIMEOUT_S", DEFAULT_TIMEOUT_S)
+        self._timeout_s = timeout_from(environment)
         self._compile_timeout_s = timeout_from(
             environment, "JAXCOLL_COMPILE_TIMEOUT_S", DEFAULT_COMPILE_TIMEOUT_S
         )
@@ -145,7 +109,7 @@ class Config:
 
     @timeout_s.setter
     def timeout_s(self, value: float | None) -> None:
-        self._timeout_s = _checked_timeout("jaxcoll.config", "timeout_s", value)
+        self._timeout_s = checked_timeout("jaxcoll.config", "timeout_s", value)
         self._tell("timeout_s")
 
     @property
@@ -154,7 +118,7 @@ class Config:
 
     @compile_timeout_s.setter
     def compile_timeout_s(self, value: float | None) -> None:
-        self._compile_timeout_s = _checked_timeout("jaxcoll.config", "compile_timeout_s", value)
+        self._compile_timeout_s = checked_timeout("jaxcoll.config", "compile_timeout_s", value)
         self._tell("compile_timeout_s")
 
     @property

@@ -17,6 +17,9 @@ class CollectiveError(RuntimeError):
     """
 
 
+MARK = "jaxcoll.CollectiveError: "  # before the details, in whatever text
+
+
 class NativeUnavailableError(RuntimeError):
     """`backend="native"` was asked for where the native path can't run; the text says why."""
 

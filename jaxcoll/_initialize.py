@@ -13,6 +13,7 @@ from jaxcoll._accelerate import accelerate_lax
 from jaxcoll._addresses import reserved
 from jaxcoll._board import has_ended
 from jaxcoll._config import logger
+from jaxcoll._environment import ACCELERATE
 from jaxcoll._errors import one_of
 from jaxcoll._processes import expected_devices, jax_has_started, prepare
 
@@ -21,9 +22,6 @@ from jaxcoll._processes import expected_devices, jax_has_started, prepare
 _LEAVE_S = 300.0
 # What a process may take from saying that it leaves until it needs the service no more.
 _LAST_WORDS_S = 2.0
-
-# Set by `jaxcoll run --accelerate`.
-ACCELERATE = "JAXCOLL_ACCELERATE"
 
 _done = False
 _leaves_at_once = False

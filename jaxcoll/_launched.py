@@ -7,6 +7,7 @@ import sys
 import types
 
 from jaxcoll import _initialize, _mpi_library
+from jaxcoll._environment import ACCELERATE, TRACE
 from jaxcoll._job import PIPES
 from jaxcoll.diagnosis import trace, watcher
 
@@ -15,11 +16,11 @@ def main() -> None:
     """Runs `script arguments...` or `-m module arguments...`, as Python itself would."""
     up = _adopt_pipes()
     _initialize.initialize()
-    if path := os.environ.pop(trace.VARIABLE, None):
+    if path := os.environ.pop(TRACE, None):
         trace.follow(path)
     # A process that this one starts is not this rank, whatever it inherits.
     os.environ.pop("JAXCOLL_COORDINATOR", None)
-    if os.environ.pop(_initialize.ACCELERATE, None):
+    if os.environ.pop(ACCELERATE, None):
         os.environ.pop(_mpi_library.VARIABLE, None)  # jaxlib has loaded it
     os.write(up, b"1")
     os.close(up)

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxcoll import _compat, _mpi_library
+from jaxcoll import _coordination, _mpi_library
 from jaxcoll._addresses import reserved, split_address
-from jaxcoll._initialize import ACCELERATE
+from jaxcoll._environment import ACCELERATE, TRACE, needed_environment, num_cpus
+from jaxcoll._errors import MARK
 from jaxcoll._job import Job, Outcome, Rank, Signals
-from jaxcoll._processes import needed_environment, num_cpus
-from jaxcoll.diagnosis import errors, trace
 
 # For what the ranks of other hosts have seen.
 _TRACE_S = 10.0
@@ -70,7 +69,7 @@ class Options:
 
 def launch(options: Options) -> int:
     """Runs the job, again after a failure if that is asked for, and returns its exit code."""
-    if problem := _compat.distributed_problem():
+    if problem := _coordination.problem():
         _say(problem)
         return 1
     cpus = blocks(sorted(os.sched_getaffinity(0)), options.n) if options.bind else None
@@ -112,7 +111,7 @@ def _once(
         out = stack.enter_context(open(sys.stdout.fileno(), "wb", 0, closefd=False))
         err = stack.enter_context(open(sys.stderr.fileno(), "wb", 0, closefd=False))
         try:
-            outcome = Job(ranks, out, err, mark=errors.MARK.encode()).run(signals)
+            outcome = Job(ranks, out, err, mark=MARK.encode()).run(signals)
         except OSError as error:
             return Outcome(1, f"a rank could not be started: {error}", False)
         if options.trace is not None and host_id == 0:
@@ -121,6 +120,8 @@ def _once(
 
 
 def _finish_trace(path: Path, job: str, options: Options) -> None:
+    from jaxcoll.diagnosis import trace
+
     hosts = options.hosts or 1
     parts = trace.Parts(path, job).read(hosts * options.n, _TRACE_S if hosts > 1 else 0.0)
     if parts:
@@ -141,7 +142,7 @@ def _environment(options: Options, restart: int, address: str, cpus: int) -> dic
         **needed_environment(devices or 1, cpus, os.environ),
         **(chosen if devices else {}),
         **accelerate,
-        **({trace.VARIABLE: os.path.abspath(options.trace)} if options.trace else {}),
+        **({TRACE: os.path.abspath(options.trace)} if options.trace else {}),
         "JAX_PLATFORMS": "cpu",
         "JAXCOLL_COORDINATOR": address,
         "JAXCOLL_JOB": secrets.token_hex(8),
@@ -178,7 +179,7 @@ def _service(address: str | None, num_processes: int) -> Iterator[str]:
     """Runs the service, at a free port of this host without an address; yields its address."""
     with reserved(address) as free:
         with _quiet():  # XLA warns of what is wanted here: that a death does not end the others
-            service = _compat.start_coordination_service(free, num_processes)
+            service = _coordination.start(free, num_processes)
         try:
             yield free
         finally:

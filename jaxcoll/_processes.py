@@ -1,21 +1,22 @@
 """The devices of this process: simulated CPU devices for one machine."""
 
-import math
 import os
 import re
-from collections.abc import Mapping
 
 import jax
 
-from jaxcoll._config import DEFAULT_TIMEOUT_S, config, logger, timeout_from
-
-# XLA's own limits on the waits of its own collectives: after the first it warns, and when the
-# second is over as well it ends the process.
-_XLA_WARN = "--xla_cpu_collective_call_warn_stuck_timeout_seconds"
-_XLA_WARN_S = 20
-_XLA_TERMINATE = "--xla_cpu_collective_call_terminate_timeout_seconds"
-_XLA_TERMINATE_S = 40
-_FOR_EVER_S = 10**7
+from jaxcoll._config import config, logger
+from jaxcoll._environment import (
+    FOR_EVER_S,
+    XLA_TERMINATE,
+    XLA_TERMINATE_S,
+    XLA_WARN,
+    XLA_WARN_S,
+    int_of,
+    limits,
+    needed_environment,
+    num_cpus,
+)
 
 _simulated: int | None = None
 
@@ -48,7 +49,7 @@ def simulate_cpu_devices(num_devices: int) -> None:
             f"simulate_cpu_devices(num_devices): expected a positive int, got {num_devices!r}."
         )
     global _simulated
-    if chosen := _int_of("JAXCOLL_DEVICES_PER_PROCESS"):
+    if chosen := int_of("JAXCOLL_DEVICES_PER_PROCESS"):
         if chosen != num_devices:
             logger.info(
                 "jaxcoll: simulate_cpu_devices(%d): `jaxcoll run --devices-per-process %d` holds",
@@ -72,7 +73,7 @@ def simulate_cpu_devices(num_devices: int) -> None:
 
 def is_one_of_several() -> bool:
     """Tells whether `jaxcoll run` has started this process as one of several."""
-    return _int_of("JAXCOLL_NUM_PROCESSES") > 1
+    return int_of("JAXCOLL_NUM_PROCESSES") > 1
 
 
 def expected_devices() -> int:
@@ -86,14 +87,17 @@ def expected_devices() -> int:
 def prepare(num_devices: int) -> None:
     """Sets what this process needs before JAX starts; until then `config.timeout_s` counts."""
     # Also those of `jaxcoll run`, for what was set when it began.
-    ours = set(_limits(timeout_from(os.environ, "JAXCOLL_TIMEOUT_S", DEFAULT_TIMEOUT_S)))
+    ours = set(limits(os.environ))
 
     def follow(timeout_s: float | None) -> None:
         if not jax_has_started():
             kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag not in ours]
-            needed = needed_environment(
-                num_devices, num_cpus(), {**os.environ, "XLA_FLAGS": " ".join(kept)}
-            )
+            environment = {
+                **os.environ,
+                "XLA_FLAGS": " ".join(kept),
+                "JAXCOLL_TIMEOUT_S": str(timeout_s),
+            }
+            needed = needed_environment(num_devices, num_cpus(), environment)
             ours.update(set(needed["XLA_FLAGS"].split()) - set(kept))
             os.environ.update(needed)
         _warn_of_xla_limit(timeout_s)
@@ -103,8 +107,8 @@ def prepare(num_devices: int) -> None:
 
 def xla_limit_s() -> int:
     """Returns after how long XLA ends a process that waits in a collective of its own."""
-    limits_s = [_flag_s(_XLA_WARN, _XLA_WARN_S), _flag_s(_XLA_TERMINATE, _XLA_TERMINATE_S)]
-    return sum(limits_s) if min(limits_s) >= 0 else _FOR_EVER_S
+    limits_s = [_flag_s(XLA_WARN, XLA_WARN_S), _flag_s(XLA_TERMINATE, XLA_TERMINATE_S)]
+    return sum(limits_s) if min(limits_s) >= 0 else FOR_EVER_S
 
 
 def _flag_s(name: str, default_s: int) -> int:
@@ -114,7 +118,7 @@ def _flag_s(name: str, default_s: int) -> int:
 
 def _warn_of_xla_limit(timeout_s: float | None) -> None:
     limit_s = xla_limit_s()
-    if limit_s < (_FOR_EVER_S if timeout_s is None else timeout_s):
+    if limit_s < (FOR_EVER_S if timeout_s is None else timeout_s):
         logger.warning(
             "jaxcoll: config.timeout_s = %s: XLA ends a process that waits for %d s in one of its "
             "own collectives, on jax.lax; a longer limit is to be set before JAX starts "
@@ -124,55 +128,9 @@ def _warn_of_xla_limit(timeout_s: float | None) -> None:
         )
 
 
-def num_cpus() -> int:
-    """Returns how many CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def needed_environment(
-    num_devices: int, cpus: int, environment: Mapping[str, str]
-) -> dict[str, str]:
-    """Returns the variables that a process with as many CPU devices needs before JAX starts.
-
-    What the environment says already is kept. The limits are those of `simulate_cpu_devices`.
-
-    Args:
-        num_devices: of the process.
-        cpus: which it may use; XLA has as many threads by itself.
-        environment: of the process.
-    """
-    # One for each device program, and one for each launch that waits for its turn, of up to three
-    # Python threads; launches of one device wait for nothing. No more than that: XLA divides its
-    # work among all of them, and 16 on one CPU took 1.3 times as long as 2.
-    threads = 2 if num_devices == 1 else 4 * num_devices
-    chosen = _int_of("PJRT_NPROC", environment) or _int_of("NPROC", environment) or cpus
-    flags = environment.get("XLA_FLAGS", "").split()
-    for limit in _limits(config.timeout_s):
-        if not any(flag.startswith(limit.partition("=")[0]) for flag in flags):
-            flags.append(limit)
-    return {
-        "PJRT_NPROC": str(max(threads, chosen)),
-        "XLA_FLAGS": " ".join(flags),
-    }
-
-
-def _limits(timeout_s: float | None) -> list[str]:
-    """Returns the flags with limits of XLA's own collectives beyond ours."""
-    ours_s = _FOR_EVER_S if timeout_s is None else math.ceil(timeout_s)
-    return [
-        f"{name}={max(seconds, _XLA_TERMINATE_S)}"
-        for name, seconds in (
-            (_XLA_WARN, ours_s + ours_s // 2),
-            (_XLA_TERMINATE, 2 * ours_s),
-        )
-    ]
-
-
 def threads_problem(num_devices: int) -> str | None:
     """Says that XLA has too few threads for `num_devices` of this process, or None."""
-    threads = max(_int_of("PJRT_NPROC") or _int_of("NPROC") or num_cpus(), num_devices)
+    threads = max(int_of("PJRT_NPROC") or int_of("NPROC") or num_cpus(), num_devices)
     if num_devices == 1 or threads >= 2 * num_devices:
         return None
     return (
@@ -187,10 +145,3 @@ def jax_has_started() -> bool:
     from jaxcoll import _compat
 
     return _compat.problem() is None and _compat.backends_are_initialized()
-
-
-def _int_of(variable: str, environment: Mapping[str, str] = os.environ) -> int:
-    try:
-        return int(environment.get(variable, ""))
-    except ValueError:
-        return 0

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import jaxcoll
-from jaxcoll._processes import needed_environment
+from jaxcoll._environment import needed_environment
 
 
 def run(script: str, **environment: str) -> str:

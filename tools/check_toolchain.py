@@ -1,8 +1,9 @@
-"""Says in one line what a build would miss: a new enough Python, its headers, a C++ compiler.
+"""Says in one line what a build would miss: a new enough Python, venv, headers, a C++ compiler.
 
 Kept to what an old Python 3 can run, so that it can say that it is too old.
 """
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -16,6 +17,8 @@ def missing():
             f"jaxcoll needs Python >= 3.11, but {sys.executable} is "
             f"{sys.version_info[0]}.{sys.version_info[1]}; try: make PYTHON=python3.12 ..."
         )
+    if importlib.util.find_spec("ensurepip") is None:
+        return f"{sys.executable} can't make environments; install python3-venv (Debian, Ubuntu)"
     headers = sysconfig.get_paths()["include"]
     if not os.path.exists(os.path.join(headers, "Python.h")):
         return (

@@ -6,9 +6,8 @@ import re
 from typing import Literal, NamedTuple
 
 from jaxcoll import _steps
-from jaxcoll._errors import CollectiveError
+from jaxcoll._errors import MARK, CollectiveError
 
-MARK = "jaxcoll.CollectiveError: "
 _CALL = re.compile(
     r'(?P<op>\w+) over (?P<axes>"[^"]+"(?:, "[^"]+")*|no axis) of (?P<operands>.+?) '
     r"\((?P<bytes>[\d,]+) bytes(?:, [^()\n]+)?\), called at "

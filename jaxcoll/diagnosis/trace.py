@@ -24,7 +24,6 @@ from jaxcoll.diagnosis.black_box import CALL, BlackBox
 from jaxcoll.diagnosis.records import dumps_of
 
 # Tells a process of `jaxcoll run` the path of the timeline.
-VARIABLE = "JAXCOLL_TRACE"
 
 # Faster than a device makes the 4,096 calls that its black box keeps.
 _PERIOD_S = 0.002

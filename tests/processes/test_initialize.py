@@ -352,8 +352,8 @@ def test_a_job_whose_first_process_ends_first():
 MEMBER = """
 import os, signal, time
 import jax, jaxcoll
-from jaxcoll import _compat
-_compat.HEARTBEAT_S = 4
+from jaxcoll import _coordination
+_coordination.HEARTBEAT_S = 4
 jaxcoll.initialize()
 from jax.experimental import multihost_utils
 me = jax.process_index()
@@ -365,9 +365,9 @@ print("alive", jax.numpy.arange(5).sum())
 """
 SERVICE = """
 import sys
-from jaxcoll import _compat
-_compat.HEARTBEAT_S = 4
-service = _compat.start_coordination_service(sys.stdin.readline().strip(), 2)
+from jaxcoll import _coordination
+_coordination.HEARTBEAT_S = 4
+service = _coordination.start(sys.stdin.readline().strip(), 2)
 print("started")
 sys.stdin.read()
 service.shutdown()

@@ -305,6 +305,24 @@ def test_processes_compute_together(tmp_path: pathlib.Path):
     assert sorted(found) == [("[10.0]", "0"), ("[10.0]", "1")]
 
 
+def test_the_launcher_starts_without_importing_jax(tmp_path: pathlib.Path):
+    """Which takes longer than all else that it does; a script's `import jaxcoll` imports it."""
+    path = script(tmp_path, 'import sys, jaxcoll; print("rank", "jaxcoll._config" in sys.modules)')
+    launch = "from jaxcoll.cli import main; code = main(sys.argv[1:]); print(*sys.modules)"
+    command = f"import sys; sys.orig_argv[:] = ['python', 'bin/jaxcoll', 'run']; {launch}"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "run", "-n", "1", path],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    said, modules = done.stdout.splitlines()
+    assert said == "[0] rank True"
+    assert "jaxlib._jax" in modules.split()
+    assert "jax" not in modules.split()
+
+
 def test_two_hosts(tmp_path: pathlib.Path):
     """Both on this one. The first one's ranks are done before the second's, which need it."""
     path = script(
