@@ -9,6 +9,7 @@
 #include <ctime>      // nanosleep, timespec
 #include <utility>    // std::move
 
+#include "core/align.h"
 #include "core/clock.h"
 #include "core/relax.h"
 
@@ -23,6 +24,8 @@ constexpr int kCrowdedLooks = 5;
 // worth two threads' wakes.
 constexpr std::int64_t kSpinNs = 200'000;
 constexpr std::int64_t kCrowdedSpinNs = 1'000'000;
+// Of a window: what is asked for before it is known to be there. Processors see to the rest.
+constexpr std::size_t kSmallBytes = 4 * kCacheLine;
 // A sleeper looks after the others this often.
 constexpr std::int64_t kNapNs = 50'000'000;
 
@@ -135,6 +138,8 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
   lane_ = -1;
   step_ = {};
   has_ended_ = false;
+  has_prefetched_ = false;
+  is_shown_ = false;
   for (Peer& peer : peers_) {
     peer.lane = nullptr;
     peer.needed = 0;
@@ -163,14 +168,6 @@ bool Exchange::OpenLane() {
   if (lane_ < 0) {
     return false;
   }
-  Lane& mine = lane();
-  // Whoever reads what follows meanwhile finds the word changed, and drops it.
-  mine.word.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  mine.group.store(name_.group, std::memory_order_relaxed);
-  mine.site.store(name_.site, std::memory_order_relaxed);
-  mine.occurrence.store(name_.occurrence, std::memory_order_relaxed);
-  mine.waits_since_ns.store(0, std::memory_order_relaxed);
   Seat& seat = session_->segment().seat(session_->seat());
   const auto used = static_cast<std::uint32_t>(lane_ + 1);
   std::uint32_t known = seat.num_used_lanes.load(std::memory_order_relaxed);
@@ -217,6 +214,19 @@ bool Exchange::HasReached(Peer& peer) const {
   return peer.progress >= peer.needed;
 }
 
+void Exchange::PrefetchPeers() const {
+  for (const Peer& peer : peers_) {
+    if (peer.reads == 0) {
+      continue;
+    }
+    const std::byte* const window =
+        session_->segment().window(peer.seat, session_->LikelyLane(peer.seat));
+    for (std::size_t at = 0; at < kSmallBytes; at += kCacheLine) {
+      __builtin_prefetch(window + at);
+    }
+  }
+}
+
 bool Exchange::AllHaveReached() {
   bool all = true;
   for (Peer& peer : peers_) {
@@ -254,13 +264,24 @@ bool Exchange::TakeWhatCame(std::size_t round) {
 }
 
 void Exchange::Publish() {
+  Lane& mine = lane();
+  if (step_.number == 0) {
+    // All of the line at once: whoever looks at it meanwhile takes it off this core. And whoever
+    // reads what follows finds the word changed, and drops it.
+    mine.word.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    mine.group.store(name_.group, std::memory_order_relaxed);
+    mine.site.store(name_.site, std::memory_order_relaxed);
+    mine.occurrence.store(name_.occurrence, std::memory_order_relaxed);
+    mine.waits_since_ns.store(0, std::memory_order_relaxed);
+  }
   const std::uint64_t word = tag_ << Lane::kProgressBits | (step_.number + 1);
   if (watchers_.size() == 0) {
-    lane().word.store(word, std::memory_order_release);
+    mine.word.store(word, std::memory_order_release);
     return;
   }
   // In one order with a sleeper's count and its last look: one of us sees the other.
-  lane().word.store(word, std::memory_order_seq_cst);
+  mine.word.store(word, std::memory_order_seq_cst);
   for (const Peer& peer : peers_) {
     if (peer.watches) {
       Ring(peer);
@@ -289,6 +310,7 @@ bool Exchange::Advance() {
     }
     bool can_read = !takes || TakeWhatCame(round);
     if (can_read && !all_have) {
+      PrefetchOnce();  // while the others' data is on its way
       return false;
     }
     if (phase > 0 && round == 0) {  // the first that reads
@@ -307,7 +329,7 @@ bool Exchange::Advance() {
       Publish();
     }
     if (step_.number == 0) {
-      PrefetchNext(this + 1);  // while the others' data is on its way
+      PrefetchPeers();  // together with the look at whether it is there, not after it
     }
     if (phase == 0) {
       route_->Meanwhile(round, local_);
@@ -316,7 +338,15 @@ bool Exchange::Advance() {
   return End();
 }
 
+void Exchange::PrefetchOnce() {
+  if (!has_prefetched_) {
+    has_prefetched_ = true;
+    PrefetchNext(this + 1);
+  }
+}
+
 bool Exchange::End() {
+  PrefetchOnce();
   if (!has_ended_) {
     for (const Peer& peer : peers_) {
       if (!peer.is_watched) {
@@ -335,7 +365,7 @@ bool Exchange::End() {
   if (session_->segment().failed()) {
     return false;  // what was read in another process may be something else by now
   }
-  if (lane().waits_since_ns.load(std::memory_order_relaxed) != 0) {  // others have the line, too
+  if (is_shown_) {
     lane().waits_since_ns.store(0, std::memory_order_relaxed);
   }
   return session_->LeaveLane(lane_, tag_, {watchers_.data(), watchers_.size()}, is_ahead_);
@@ -423,6 +453,7 @@ Exchange::Progress Exchange::Finish() {
         }
       }
       lane().waits_since_ns.store(since_ns, std::memory_order_release);
+      is_shown_ = true;
     }
     Sleep();
     const bool goes_on = lane_ >= 0 && AllHaveReached();

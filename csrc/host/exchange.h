@@ -169,6 +169,8 @@ class Exchange : public Pooled {
   bool Find(Peer& peer) const;
   /// Whether the peer has done what the next step needs of it.
   bool HasReached(Peer& peer) const;
+  /// Asks for what the others leave, where it is likely to be.
+  void PrefetchPeers() const;
   bool AllHaveReached();
   /// Notes what the next step needs of whom.
   void Need();
@@ -180,6 +182,8 @@ class Exchange : public Pooled {
   void Ring(const Peer& peer) const;
   /// Runs the steps that may run; true where the call is over.
   bool Advance();
+  /// Asks for the next call's memory, when this one needs nothing that is there: requests queue.
+  void PrefetchOnce();
   /// After the last step.
   bool End();
   /// How long to look for the others without sleeping.
@@ -225,6 +229,8 @@ class Exchange : public Pooled {
   std::int64_t excused_ns_ = 0;    // when somebody who was waited for had a reason
   std::int64_t next_look_ns_ = 0;  // for a stalemate: when it has waited for so long
   bool has_ended_ = false;         // all others' lanes
+  bool has_prefetched_ = false;    // the next call's memory
+  bool is_shown_ = false;          // in the lane, as one that waits
   SmallArray<Peer, 3> peers_;
   SmallArray<std::byte*, 4> windows_;  // by process
   SmallArray<std::int64_t, 4> pids_;
