@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxcoll import _compat
+from jaxcoll import _compat, _coordination
 
 CHECKS = {
     _compat.problem: _compat.PRIVATE_NAMES,
@@ -44,6 +44,16 @@ def test_each_missing_name_is_a_problem(
     monkeypatch.undo()
     assert problem is not None
     assert problem.endswith(f"({module}.{name} is missing)")
+
+
+def test_a_jaxlib_without_the_service_that_the_launcher_runs(monkeypatch: pytest.MonkeyPatch):
+    from jaxlib import _jax
+
+    assert _coordination.problem() is None
+    monkeypatch.delattr(_jax, "get_distributed_runtime_service")
+    problem = _coordination.problem()
+    assert problem is not None
+    assert problem.endswith("(jaxlib._jax.get_distributed_runtime_service is missing)")
 
 
 # Whatever of _compat is still used fails, as if JAX had nothing of it.
