@@ -6,6 +6,7 @@
 
 #include "core/clock.h"
 #include "core/group_id.h"
+#include "core/quick_clock.h"
 #include "host/diagnosis.h"
 #include "host/recorder.h"
 #include "host/watchdog.h"
@@ -185,7 +186,7 @@ CallSite::Visit CallSite::Begin(std::int64_t logical_id, std::int64_t device, st
   }
   visit.key = {.run = run, .iteration = member.iteration};
   visit.rank = member.rank;
-  visit.now_ns = NowNs();
+  visit.now_ns = QuickNowNs();
   visit.meeting = member.meeting;
   visit.entry = &Recorder::Get().Begin(device, {.site = id_,
                                                 .group = member.group,

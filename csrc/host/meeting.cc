@@ -8,6 +8,7 @@
 #include <utility>    // std::exchange, std::move
 
 #include "core/clock.h"
+#include "core/quick_clock.h"
 #include "host/call_site.h"
 #include "host/exchange.h"
 #include "host/watchdog.h"
@@ -102,7 +103,7 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
   std::uint64_t num_done_before = 0;
   std::size_t num_helpers = 0;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::unique_lock<SpinLock> lock(mutex_);
     if ((state_ == State::kDone || !(key_ == key)) && !Open(key, now_ns, lock)) {
       // The run may have failed since this rank asked.
       auto failure = Watchdog::Get().FailureOf(key.run);
@@ -208,7 +209,7 @@ Arrival Meeting::TakePart(Rank& me, std::uint64_t num_done_before, Recorder::Ent
     } else if (starts_early_) {
       LookForEnd();
     }
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::unique_lock<SpinLock> lock(mutex_);
     if (starts_early_) {
       if (AreChunksReady()) {  // since a rank came that found enough others at work
         continue;
@@ -220,7 +221,7 @@ Arrival Meeting::TakePart(Rank& me, std::uint64_t num_done_before, Recorder::Ent
 }
 
 Arrival Meeting::Wait(Rank& me, std::uint64_t num_done_before, Recorder::Entry& entry,
-                      WaiterFactory& factory, std::unique_lock<std::mutex>& lock) {
+                      WaiterFactory& factory, std::unique_lock<SpinLock>& lock) {
   // Not state_: the next call may be open already.
   const auto is_done = [this, num_done_before] { return num_done_ != num_done_before; };
   if (!is_done() && factory.may_stay() && !Runners::IsRunner() && site_.pace().Stays()) {
@@ -266,7 +267,7 @@ Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& 
       break;
   }
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<SpinLock> lock(mutex_);
     me.resumption.waiter = factory.Make();
     me.waits = true;
   }
@@ -294,11 +295,11 @@ void Meeting::Continuation::Run() {
 }
 
 std::shared_ptr<const Status> Meeting::JobFailure() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<SpinLock> lock(mutex_);
   return exchange_ == nullptr || state_ != State::kOpen ? nullptr : exchange_->Failure();
 }
 
-bool Meeting::Open(const Key& key, std::int64_t now_ns, std::unique_lock<std::mutex>& lock) {
+bool Meeting::Open(const Key& key, std::int64_t now_ns, std::unique_lock<SpinLock>& lock) {
   while (state_ != State::kDone && state_ != State::kFailed) {
     if (state_ == State::kFailing) {  // as long as its chunks take
       ended_.wait(lock, [this] { return state_ != State::kFailing; });
@@ -378,17 +379,18 @@ void Meeting::LookForEnd() const {
 }
 
 std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
-  const std::int64_t now_ns = NowNs();
+  std::int64_t now_ns = QuickNowNs();
   TaskList resumptions;
   if (failure != nullptr) {  // before any rank learns of it, see Fail
     Watchdog::Get().FailRun(key_.run, failure);
   }
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<SpinLock> lock(mutex_);
     if (state_ == State::kFailing) {
       EndFailedCall();
       return now_ns;
     }
+    now_ns = std::max(now_ns, met_ns_);  // which another thread has read
     long_ns_ = std::max(kLongNs, kLongMoves * (now_ns - met_ns_));
     state_ = failure == nullptr ? State::kDone : State::kFailed;
     failure_ = std::move(failure);
@@ -410,14 +412,14 @@ std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
 }
 
 void Meeting::ShowLeft(std::int64_t now_ns) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<SpinLock> lock(mutex_);
   if (exchange_ != nullptr && num_done_ > 0) {  // Prepare comes before the first call
     exchange_->ShowLeft(now_ns);
   }
 }
 
 bool Meeting::IsUnderWay(Call& call) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<SpinLock> lock(mutex_);
   if (state_ != State::kOpen && state_ != State::kMoving) {
     return false;
   }
@@ -433,7 +435,7 @@ bool Meeting::IsUnderWay(Call& call) {
 }
 
 bool Meeting::Fail(const Key& key, const std::shared_ptr<const Status>& failure) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<SpinLock> lock(mutex_);
   if (state_ != State::kOpen || !(key_ == key)) {
     return false;
   }

@@ -22,16 +22,17 @@
 #pragma once
 
 #include <atomic>              // std::atomic
-#include <condition_variable>  // std::condition_variable
+#include <condition_variable>  // std::condition_variable_any
 #include <cstddef>             // std::size_t
 #include <cstdint>             // std::int64_t, std::uint64_t
 #include <memory>              // std::shared_ptr, std::unique_ptr
-#include <mutex>               // std::mutex, std::unique_lock
+#include <mutex>               // std::unique_lock
 #include <vector>              // std::vector
 
 #include "core/footprint.h"
 #include "core/pooled.h"
 #include "core/small_array.h"
+#include "core/spin_lock.h"
 #include "core/status.h"
 #include "host/recorder.h"
 #include "host/runners.h"
@@ -189,13 +190,13 @@ class Meeting : public Pooled {
 
   /// Has the meeting open for a call, unless another call is open or moves; `lock` is of mutex_. A
   /// call whose run has failed gives way: it only waits for the watchdog to tell its ranks.
-  bool Open(const Key& key, std::int64_t now_ns, std::unique_lock<std::mutex>& lock);
+  bool Open(const Key& key, std::int64_t now_ns, std::unique_lock<SpinLock>& lock);
   void FailOpenCall(std::shared_ptr<const Status> failure);  // requires mutex_
   void EndFailedCall();                                      // requires mutex_
   /// The part of a rank that has to wait: stays for a moment, or leaves a Waiter. `lock` is of
   /// mutex_; `num_done_before` calls had ended when the rank came.
   Arrival Wait(Rank& me, std::uint64_t num_done_before, Recorder::Entry& entry,
-               WaiterFactory& factory, std::unique_lock<std::mutex>& lock);
+               WaiterFactory& factory, std::unique_lock<SpinLock>& lock);
   /// The last rank's part where other processes take part.
   Arrival BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& factory);
   /// Runs chunks until none is ready to begin; true for the thread that finished the last one.
@@ -231,7 +232,7 @@ class Meeting : public Pooled {
   SmallArray<const void*, 4> operands_;
   SmallArray<void*, 4> results_;
 
-  std::mutex mutex_;  // guards the next fourteen
+  SpinLock mutex_;  // guards the next fourteen
   State state_ = State::kDone;
   Key key_;
   std::int64_t opened_ns_ = 0;
@@ -255,7 +256,7 @@ class Meeting : public Pooled {
   std::atomic<std::size_t> num_unfinished_{0};  // chunks
   SmallArray<std::atomic<int>, 2> counters_;
   std::vector<Help> helpers_;
-  std::condition_variable ended_;  // a call that failed, or that ranks stay for
+  std::condition_variable_any ended_;  // a call that failed, or that ranks stay for
 };
 
 }  // namespace jaxcoll

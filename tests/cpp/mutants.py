@@ -82,6 +82,20 @@ MUTANTS = [
         ("pooled", "ObjectsKeepWhatTheyHold"),
     ),
     Mutant(
+        "ticks are counted for a moment only, at their length",
+        "csrc/core/quick_clock.cc",
+        "kFreshNs = 20'000;",
+        "kFreshNs = 20'000'000;",
+        ("quick_clock", "ItIsTheTime"),
+    ),
+    Mutant(
+        "ticks have the length that was measured",
+        "csrc/core/quick_clock.cc",
+        "0.999 * tick *",
+        "1.5 * tick *",
+        ("quick_clock", "ItIsTheTime"),
+    ),
+    Mutant(
         "a meeting that is done is opened anew, also for run 0",
         "csrc/host/meeting.cc",
         "if ((state_ == State::kDone || !(key_ == key)) && !Open(key, now_ns, lock)) {",
