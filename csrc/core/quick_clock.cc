@@ -4,8 +4,7 @@
 
 #if defined(__x86_64__)
 
-#include <cpuid.h>      // __get_cpuid
-#include <x86intrin.h>  // __rdtsc
+#include <cpuid.h>  // __get_cpuid
 
 #include <atomic>  // std::atomic
 
@@ -61,9 +60,9 @@ void Measure(const Look& first, const Look& last) {
 }
 
 std::int64_t QuickClock::LookAgain() {
-  const std::uint64_t before = __rdtsc();
+  const std::uint64_t before = __builtin_ia32_rdtsc();
   const std::int64_t now_ns = NowNs();
-  const Look look{.ticks = __rdtsc(), .ns = now_ns};
+  const Look look{.ticks = __builtin_ia32_rdtsc(), .ns = now_ns};
   fresh_ticks = 0;
   if (look.ticks - before > kMaxGapTicks) {
     return now_ns;
@@ -89,7 +88,7 @@ thread_local constinit QuickClock quick_clock;
 
 std::int64_t QuickNowNs() {
   QuickClock& clock = quick_clock;
-  const std::uint64_t ticks = __rdtsc() - clock.last.ticks;
+  const std::uint64_t ticks = __builtin_ia32_rdtsc() - clock.last.ticks;
   if (ticks < clock.fresh_ticks) {
     return clock.last.ns + static_cast<std::int64_t>(ticks * clock.tick >> kFractionBits);
   }

@@ -235,6 +235,10 @@ bool Exchange::AllHaveReached() {
   return all;
 }
 
+bool Exchange::CanGoOn() {
+  return AllHaveReached() || (steps_.is_end(step_) && session_->MayGoAhead());
+}
+
 void Exchange::Need() {
   const std::size_t left = steps_.NeedsLeft(step_);
   const std::size_t read = steps_.NeedsRead(step_);
@@ -414,7 +418,7 @@ void Exchange::Sleep() {
   Seat& seat = session_->segment().seat(session_->seat());
   seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t bell = seat.bell.load(std::memory_order_seq_cst);
-  if (!AllHaveReached() && !session_->segment().failed()) {
+  if (!CanGoOn() && !session_->segment().failed()) {
     syscall(SYS_futex, &seat.bell, FUTEX_WAIT, bell, &nap, nullptr, 0);
   }
   seat.sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -456,7 +460,7 @@ Exchange::Progress Exchange::Finish() {
       is_shown_ = true;
     }
     Sleep();
-    const bool goes_on = lane_ >= 0 && AllHaveReached();
+    const bool goes_on = lane_ >= 0 && CanGoOn();
     spin_ns = goes_on ? SpinNs() : 0;
     if (!goes_on) {
       Look(NowNs(), since_ns);

@@ -172,6 +172,8 @@ class Exchange : public Pooled {
   /// Asks for what the others leave, where it is likely to be.
   void PrefetchPeers() const;
   bool AllHaveReached();
+  /// Whether the next step may run, or the call, at its end, be left.
+  bool CanGoOn();
   /// Notes what the next step needs of whom.
   void Need();
   /// Takes what has come of a round, of a route that takes one by one. False: it can't be read.

@@ -151,6 +151,26 @@ int Session::TakeLane(std::uint64_t& ticket) {
   return lane;
 }
 
+bool Session::HasRoomAhead() {
+  const std::size_t most = left_.size() / kLanesPerAhead;
+  // Others end calls in their order, mostly: the rest needs no look where the oldest has not ended.
+  for (std::size_t i = 0; i < num_left_ && num_ahead_ >= most; ++i) {
+    if (left(i).is_ahead) {
+      if (!HasEnded(left(i))) {
+        return false;
+      }
+      left(i).is_ahead = false;
+      --num_ahead_;
+    }
+  }
+  return num_ahead_ < most;
+}
+
+bool Session::MayGoAhead() {
+  const std::lock_guard<SpinLock> lock(lanes_lock_);
+  return HasRoomAhead();
+}
+
 bool Session::LeaveLane(int lane, std::uint64_t tag, std::span<const std::size_t> lookers,
                         bool is_ahead) {
   const std::lock_guard<SpinLock> lock(lanes_lock_);
@@ -159,7 +179,7 @@ bool Session::LeaveLane(int lane, std::uint64_t tag, std::span<const std::size_t
   last.tag = tag;
   last.lookers.assign(lookers.begin(), lookers.end());
   last.is_ahead = is_ahead && !HasEnded(last);
-  if (last.is_ahead && num_ahead_ >= left_.size() / kLanesPerAhead) {
+  if (last.is_ahead && !HasRoomAhead()) {
     return false;
   }
   ++num_left_;

@@ -61,6 +61,8 @@ class Session {
   /// at it. False, `is_ahead`: some of these may not even have come to the call, and too many calls
   /// have been left so that have not ended.
   bool LeaveLane(int lane, std::uint64_t tag, std::span<const std::size_t> lookers, bool is_ahead);
+  /// Whether one more call may be left that others have not ended.
+  [[nodiscard]] bool MayGoAhead();
   /// Whether the process at `seat` has ended the call `tag`, which is in `lane` here.
   [[nodiscard]] bool HasEnded(std::size_t seat, int lane, std::uint64_t tag) const {
     return segment_->ended(seat, seat_, static_cast<std::size_t>(lane))
@@ -130,6 +132,8 @@ class Session {
   Session() = default;
 
   [[nodiscard]] bool HasEnded(const Left& left) const;
+  /// As MayGoAhead; requires lanes_lock_.
+  bool HasRoomAhead();
   /// Whether a process stands in other calls, or in callbacks, after which it may come to more.
   [[nodiscard]] bool HasWork(std::size_t seat) const;
   [[nodiscard]] Left& left(std::size_t i) { return left_[(first_left_ + i) % left_.size()]; }

@@ -425,9 +425,16 @@ MUTANTS = [
     Mutant(
         "few calls are left ahead of the others",
         "csrc/host/job.cc",
-        "if (last.is_ahead && num_ahead_ >= left_.size() / kLanesPerAhead) {",
+        "if (last.is_ahead && !HasRoomAhead()) {",
         "if (false) {",
         ("ahead", "OtherCallsHaveLanes"),
+    ),
+    Mutant(
+        "the end of any call makes room for another one ahead",
+        "csrc/host/job.cc",
+        "      if (!HasEnded(left(i))) {\n        return false;",
+        "      if (true) {\n        return false;",
+        ("ahead", "ARootWaitsForTheOldestCall"),
     ),
     Mutant(
         "who waits for the others to end a call is woken",

@@ -261,7 +261,10 @@ class Job:
                 return
             raise ViolationError(f"{i} has a result of call {call} that it did not read in time")
         if self.goes_ahead(call, i) and "few are ahead" not in self.without:
-            ahead = sum(self.goes_ahead(other, i) for _, other in process.left)
+            ahead = sum(
+                self.goes_ahead(other, i) and not self._is_drained(state, i, lane, other)
+                for lane, other in process.left
+            )
             if ahead >= AHEAD and not self._is_drained(state, i, process.lane, call):
                 yield from self._waits(state, i)
                 return
