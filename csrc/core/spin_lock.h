@@ -8,8 +8,8 @@
 
 namespace jaxcoll {
 
-/// Half the cost of std::mutex where nobody contends, and nothing to sleep on: for sections that, but
-/// where something fails, neither wait nor allocate. Works with std::lock_guard.
+/// Half the cost of std::mutex where nobody contends, and nothing to sleep on: for sections that
+/// neither wait nor allocate, but where something fails. Works with std::lock_guard.
 class SpinLock {
  public:
   void lock() {
