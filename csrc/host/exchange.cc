@@ -190,6 +190,7 @@ bool Exchange::Find(Peer& peer) const {
       peer.lane = &lane;
       peer.lane_number = at;
       session_->FoundAt(peer.seat, at);
+      session_->HearEnded(peer.seat, lane);
       return true;
     }
   }
@@ -278,6 +279,7 @@ void Exchange::Publish() {
     mine.site.store(name_.site, std::memory_order_relaxed);
     mine.occurrence.store(name_.occurrence, std::memory_order_relaxed);
     mine.waits_since_ns.store(0, std::memory_order_relaxed);
+    session_->TellEnded(mine);
   }
   const std::uint64_t word = tag_ << Lane::kProgressBits | (step_.number + 1);
   if (watchers_.size() == 0) {
@@ -363,6 +365,7 @@ bool Exchange::End() {
       } else {
         ended.store(tag_, std::memory_order_release);
       }
+      session_->NoteEnded(peer.seat, tag_);
     }
     has_ended_ = true;
   }

@@ -78,6 +78,7 @@ Status Session::Begin(std::shared_ptr<const Segment> segment, std::vector<std::i
       static_cast<std::int64_t>(shape.num_seats) > std::max(1L, sysconf(_SC_NPROCESSORS_ONLN));
   made->boxes_.resize(shape.num_seats);
   made->left_.resize(shape.num_lanes);
+  made->last_ended_ = std::vector<LastEnded>(shape.num_seats);
   made->last_lane_ = std::vector<std::atomic<std::size_t>>(shape.num_seats);
   made->next_lane_ = std::vector<std::atomic<std::size_t>>(shape.num_seats * shape.num_lanes);
   for (std::size_t lane = shape.num_lanes; lane > 0; --lane) {
@@ -102,7 +103,11 @@ int Session::SeatOf(std::int64_t process) const {
 
 std::atomic<std::uint64_t>& Session::Occurrences(std::uint64_t group, std::uint64_t site) {
   const std::lock_guard<std::mutex> lock(occurrences_mutex_);
-  return occurrences_[group][site];
+  std::atomic<std::uint64_t>*& count = occurrences_[group][site];
+  if (count == nullptr) {
+    count = &counts_.emplace_back(0);
+  }
+  return *count;
 }
 
 bool Session::HasBegun(const CallName& name) {
@@ -113,12 +118,39 @@ bool Session::HasBegun(const CallName& name) {
   }
   const auto count = sites->second.find(name.site);
   return count != sites->second.end() &&
-         count->second.load(std::memory_order_relaxed) >= name.occurrence;
+         count->second->load(std::memory_order_relaxed) >= name.occurrence;
+}
+
+void Session::TellEnded(Lane& lane) const {
+  for (std::size_t i = 0, seat = seat_; i < lane.has_ended.size(); ++i) {
+    seat = seat + 1 < last_ended_.size() ? seat + 1 : 0;
+    lane.has_ended[i].store(last_ended_[seat].mine.load(std::memory_order_acquire),
+                            std::memory_order_relaxed);
+  }
+}
+
+void Session::HearEnded(std::size_t seat, const Lane& lane) {
+  const std::size_t num_seats = last_ended_.size();
+  const std::size_t i = (seat_ + num_seats - seat - 1) % num_seats;
+  if (i < lane.has_ended.size()) {
+    last_ended_[seat].theirs.store(lane.has_ended[i].load(std::memory_order_relaxed),
+                                   std::memory_order_release);
+  }
 }
 
 bool Session::HasEnded(const Left& left) const {
-  return std::all_of(left.lookers.begin(), left.lookers.end(),
+  return left.has_ended ||
+         std::all_of(left.lookers.begin(), left.lookers.end(),
                      [&](std::size_t seat) { return HasEnded(seat, left.lane, left.tag); });
+}
+
+bool Session::SeeEnded(Left& left) {
+  left.has_ended = HasEnded(left);
+  if (left.has_ended && left.is_ahead) {
+    left.is_ahead = false;
+    --num_ahead_;
+  }
+  return left.has_ended;
 }
 
 int Session::TakeLane(std::uint64_t& ticket) {
@@ -132,9 +164,8 @@ int Session::TakeLane(std::uint64_t& ticket) {
   // The oldest alone, unless there is nothing else.
   const std::size_t num_looks = fresh_.empty() ? num_left_ : std::min<std::size_t>(1, num_left_);
   for (std::size_t i = 0; i < num_looks; ++i) {
-    if (HasEnded(left(i))) {
+    if (SeeEnded(left(i))) {
       const int lane = left(i).lane;
-      num_ahead_ -= left(i).is_ahead ? 1 : 0;
       std::swap(left(i), left(0));
       first_left_ = (first_left_ + 1) % left_.size();
       --num_left_;
@@ -153,14 +184,13 @@ int Session::TakeLane(std::uint64_t& ticket) {
 
 bool Session::HasRoomAhead() {
   const std::size_t most = left_.size() / kLanesPerAhead;
-  // Others end calls in their order, mostly: the rest needs no look where the oldest has not ended.
-  for (std::size_t i = 0; i < num_left_ && num_ahead_ >= most; ++i) {
-    if (left(i).is_ahead) {
-      if (!HasEnded(left(i))) {
-        return false;
-      }
-      left(i).is_ahead = false;
-      --num_ahead_;
+  if (num_ahead_ < most) {
+    return true;
+  }
+  // Others end calls in their order, mostly: the rest needs no look where one has not ended.
+  for (std::size_t i = 0; i < num_left_; ++i) {
+    if (!SeeEnded(left(i)) && left(i).is_ahead) {
+      break;
     }
   }
   return num_ahead_ < most;
@@ -178,16 +208,14 @@ bool Session::LeaveLane(int lane, std::uint64_t tag, std::span<const std::size_t
   last.lane = lane;
   last.tag = tag;
   last.lookers.assign(lookers.begin(), lookers.end());
-  last.is_ahead = is_ahead && !HasEnded(last);
-  if (last.is_ahead && !HasRoomAhead()) {
+  last.is_ahead = false;
+  last.has_ended = false;
+  if (is_ahead && !HasRoomAhead() && !SeeEnded(last)) {
     return false;
   }
+  last.is_ahead = is_ahead && !last.has_ended;
   ++num_left_;
   num_ahead_ += last.is_ahead ? 1 : 0;
-  // TakeLane will ask for these, which other cores write.
-  for (const std::size_t seat : left(0).lookers) {
-    __builtin_prefetch(&segment_->ended(seat, seat_, static_cast<std::size_t>(left(0).lane)));
-  }
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>         // std::atomic
 #include <cstddef>        // std::size_t
 #include <cstdint>        // std::int64_t, std::uint64_t
+#include <deque>          // std::deque
 #include <functional>     // std::function
 #include <memory>         // std::shared_ptr, std::unique_ptr
 #include <mutex>          // std::mutex
@@ -65,9 +66,17 @@ class Session {
   [[nodiscard]] bool MayGoAhead();
   /// Whether the process at `seat` has ended the call `tag`, which is in `lane` here.
   [[nodiscard]] bool HasEnded(std::size_t seat, int lane, std::uint64_t tag) const {
-    return segment_->ended(seat, seat_, static_cast<std::size_t>(lane))
-               .load(std::memory_order_seq_cst) == tag;
+    return last_ended_[seat].theirs.load(std::memory_order_acquire) == tag ||
+           segment_->ended(seat, seat_, static_cast<std::size_t>(lane))
+                   .load(std::memory_order_seq_cst) == tag;
   }
+  /// This process has ended the call `tag`, for which it looked at a lane of `seat`.
+  void NoteEnded(std::size_t seat, std::uint64_t tag) {
+    last_ended_[seat].mine.store(tag, std::memory_order_release);
+  }
+  /// Writes into this process's `lane` what it has ended so, and reads that in a lane of `seat`.
+  void TellEnded(Lane& lane) const;
+  void HearEnded(std::size_t seat, const Lane& lane);
   /// The seats of those that have not ended calls left here, whose lanes they keep so.
   [[nodiscard]] std::vector<std::size_t> Laggards();
   /// Shows the calls of `site` that others have not ended for a while as what this process waits
@@ -83,7 +92,8 @@ class Session {
         std::memory_order_relaxed);
   }
   void FoundAt(std::size_t seat, std::size_t lane) {
-    const std::size_t last = last_lane_[seat].exchange(lane, std::memory_order_relaxed);
+    const std::size_t last = last_lane_[seat].load(std::memory_order_relaxed);
+    last_lane_[seat].store(lane, std::memory_order_relaxed);
     next_lane_[At(seat, last)].store(lane, std::memory_order_relaxed);
   }
 
@@ -125,13 +135,21 @@ class Session {
   struct Left {
     int lane;
     std::uint64_t tag;
-    bool is_ahead;
+    bool is_ahead;   // and not known to have ended
+    bool has_ended;  // as far as it is known
     std::vector<std::size_t> lookers;
+  };
+  /// Tags of the calls ended last, see Lane::has_ended.
+  struct LastEnded {
+    std::atomic<std::uint64_t> mine, theirs;
   };
 
   Session() = default;
 
+  /// Whether all have ended the call; requires lanes_lock_.
   [[nodiscard]] bool HasEnded(const Left& left) const;
+  /// The same, and takes note of it.
+  bool SeeEnded(Left& left);
   /// As MayGoAhead; requires lanes_lock_.
   bool HasRoomAhead();
   /// Whether a process stands in other calls, or in callbacks, after which it may come to more.
@@ -151,7 +169,9 @@ class Session {
   std::uint64_t probe_ = 0;                             // what others find here
 
   std::mutex occurrences_mutex_;
-  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::atomic<std::uint64_t>>>
+  // One after the other, as sites are made: those of eight calls of a program are in one line.
+  std::deque<std::atomic<std::uint64_t>> counts_;
+  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::atomic<std::uint64_t>*>>
       occurrences_;  // by group and site
 
   // Lanes go round among as few as possible, whose windows so stay in this core's cache: the one
@@ -161,6 +181,8 @@ class Session {
   std::vector<int> fresh_;
   std::vector<Left> left_;  // a ring of num_lanes
   std::size_t first_left_ = 0, num_left_ = 0, num_ahead_ = 0;
+
+  std::vector<LastEnded> last_ended_;  // by seat
 
   // Hints: the lane found last by seat, and the one that was found after each.
   std::vector<std::atomic<std::size_t>> last_lane_, next_lane_;

@@ -65,6 +65,10 @@ struct alignas(kCacheLine) Lane {
   /// 0: its process does not wait in it. Less than 0: it has left the call since then, which others
   /// have not read yet.
   std::atomic<std::int64_t> waits_since_ns;
+  /// Tags of the calls that this process has ended last for which it looked at lanes of the seats
+  /// after its own; stable as `group`. So who looks at this line need not look at Segment::ended,
+  /// which a core then can write without asking for it.
+  std::array<std::atomic<std::uint64_t>, 3> has_ended;
   alignas(kCacheLine) SharedText<1016> text;  ///< of the call, while it waits
   SeatSet members;                            ///< for whom it waits
 
@@ -131,11 +135,7 @@ class Segment {
   /// the process at `other`.
   [[nodiscard]] std::atomic<std::uint64_t>& ended(std::size_t seat, std::size_t other,
                                                   std::size_t lane) const {
-    // Lanes that are used in turn have words in different cache lines, so that a look at one does
-    // not meet the write of the next.
-    const std::size_t lines = shape_.ended_step() / 8;
-    const std::size_t at = lane % lines * 8 + lane / lines;
-    return ended_[(seat * shape_.num_seats + other) * shape_.ended_step() + at];
+    return ended_[(seat * shape_.num_seats + other) * shape_.ended_step() + lane];
   }
   [[nodiscard]] std::byte* window(std::size_t seat, std::size_t lane) const {
     return windows_ + (seat * shape_.num_lanes + lane) * shape_.window_bytes;

@@ -457,10 +457,44 @@ void ReadsWhatIsFaster(Context& context) {
   }
 }
 
+/// Though nobody finds out by looking, since what processes say there is wiped out.
+void LanesGoRoundByWhatIsHeard(Context& context) {
+  constexpr std::size_t kNumLanes = 32;
+  Host host(3, {.num_lanes = kNumLanes, .window_bytes = 4096});
+  const Op op = AllGatherOp(1, 3, 100);
+  const SharedSite site(host, 77, OneGroup(3), {0, 1, 2}, op.make);
+  std::vector<std::unique_ptr<CallData>> calls;
+  for (std::size_t i = 0; i < kNumLanes; ++i) {
+    calls.push_back(std::make_unique<CallData>(op, 3, 10 + i));
+  }
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, 3, [&](std::size_t rank) -> Program {
+    for (const auto& data : calls) {
+      const CallResult result = co_await site.Begin(rank, run, *data);
+      Check(result.ok, result.error);
+      for (std::size_t seat = 0; seat < 3; ++seat) {
+        for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
+          host.segment().ended(seat, host.job(rank).session()->seat(), lane) = 0;
+        }
+      }
+    }
+  });
+  for (std::size_t seat = 0; seat < 3; ++seat) {
+    const std::uint32_t used = host.segment().seat(seat).num_used_lanes;
+    context.Expect(used <= 4, [&] { return std::to_string(used) + " lanes"; });
+  }
+  for (const auto& call : calls) {
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      context.Expect(call->Problem(rank).empty(), [&] { return call->Problem(rank); });
+    }
+  }
+}
+
 void Reductions(Context& context) { CheckOps(context, /*reduces=*/true); }
 void Copies(Context& context) { CheckOps(context, /*reduces=*/false); }
 
 const Suite suite("exchange", {{"EveryStepHasItsTurn", EveryStepHasItsTurn},
+                               {"LanesGoRoundByWhatIsHeard", LanesGoRoundByWhatIsHeard},
                                {"NoStepReadsOrWritesTooEarly", NoStepReadsOrWritesTooEarly},
                                {"Reductions", Reductions},
                                {"Copies", Copies},

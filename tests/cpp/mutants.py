@@ -425,16 +425,31 @@ MUTANTS = [
     Mutant(
         "few calls are left ahead of the others",
         "csrc/host/job.cc",
-        "if (last.is_ahead && !HasRoomAhead()) {",
+        "if (is_ahead && !HasRoomAhead() && !SeeEnded(last)) {",
         "if (false) {",
         ("ahead", "OtherCallsHaveLanes"),
     ),
     Mutant(
         "the end of any call makes room for another one ahead",
         "csrc/host/job.cc",
-        "      if (!HasEnded(left(i))) {\n        return false;",
-        "      if (true) {\n        return false;",
+        "if (!SeeEnded(left(i)) && left(i).is_ahead) {",
+        "if (left(i).is_ahead) {",
         ("ahead", "ARootWaitsForTheOldestCall"),
+    ),
+    Mutant(
+        "what others have ended is heard with their next call",
+        "csrc/host/exchange.cc",
+        "      session_->HearEnded(peer.seat, lane);\n",
+        "",
+        ("exchange", "LanesGoRoundByWhatIsHeard"),
+    ),
+    Mutant(
+        "a call has not ended before its process has",
+        "csrc/host/exchange.cc",
+        "    session_->TellEnded(mine);\n",
+        "    for (const Peer& peer : peers_) {\n      session_->NoteEnded(peer.seat, tag_);\n    }\n"
+        "    session_->TellEnded(mine);\n",
+        ("open_calls", "NobodyOverwritesWhatOthersRead"),
     ),
     Mutant(
         "who waits for the others to end a call is woken",

@@ -126,6 +126,33 @@ void LanesAreTakenAgainOnceAllHaveEndedTheCall(Context& context) {
   context.Expect(session.TakeLane(fifth) == lane, "of none");
 }
 
+void WhatOthersHaveEndedIsHeardWithTheirNextCall(Context& context) {
+  const Host host(5, {.num_lanes = 8, .window_bytes = 4096});
+  Session& session = *host.job(0).session();
+  for (std::size_t process = 1; process < 5; ++process) {
+    Session& other = *host.job(process).session();
+    const std::array<std::size_t, 1> looker{other.seat()};
+    std::uint64_t ticket = 0, next = 0;
+    const int lane = session.TakeLane(ticket);
+    context.Expect(session.LeaveLane(lane, 9, looker, /*is_ahead=*/false), "it is left");
+    Lane& told = host.segment().lane(other.seat(), 0);
+    other.NoteEnded(session.seat(), 8);
+    other.TellEnded(told);
+    session.HearEnded(other.seat(), told);
+    context.Expect(!session.HasEnded(other.seat(), lane, 9), "not another call's end");
+    other.NoteEnded(session.seat(), 9);
+    context.Expect(!session.HasEnded(other.seat(), lane, 9), "before it is told");
+    other.TellEnded(told);
+    session.HearEnded(other.seat(), told);
+    // Of three seats before this one: the fourth has no place in a lane.
+    const bool is_told = (session.seat() + 5 - other.seat()) % 5 <= 3;
+    context.Expect(session.HasEnded(other.seat(), lane, 9) == is_told, "as far as it is told");
+    EndCall(host, process, lane, 9);
+    context.Expect(session.TakeLane(next) == lane, "the lane is free");
+    context.Expect(session.LeaveLane(lane, 10, {}, /*is_ahead=*/false), "for the next process");
+  }
+}
+
 /// The other lanes are for calls that the others have come to.
 void FewLanesAreLeftAhead(Context& context) {
   const Host host(2, {.num_lanes = 8, .window_bytes = 4096});
@@ -156,6 +183,8 @@ const Suite suite("segment", {{"SegmentsRefuseWhatIsNotTheirs", SegmentsRefuseWh
                               {"CausesOfAnyLength", CausesOfAnyLength},
                               {"LanesAreTakenAgainOnceAllHaveEndedTheCall",
                                LanesAreTakenAgainOnceAllHaveEndedTheCall},
+                              {"WhatOthersHaveEndedIsHeardWithTheirNextCall",
+                               WhatOthersHaveEndedIsHeardWithTheirNextCall},
                               {"FewLanesAreLeftAhead", FewLanesAreLeftAhead}});
 
 }  // namespace
