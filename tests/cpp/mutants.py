@@ -447,7 +447,7 @@ MUTANTS = [
         "a call has not ended before its process has",
         "csrc/host/exchange.cc",
         "    session_->TellEnded(mine);\n",
-        "    for (const Peer& peer : peers_) {\n      session_->NoteEnded(peer.seat, tag_);\n    }\n"
+        "    for (const Peer& peer : peers_) session_->NoteEnded(peer.seat, tag_);\n"
         "    session_->TellEnded(mine);\n",
         ("open_calls", "NobodyOverwritesWhatOthersRead"),
     ),
