@@ -1,6 +1,7 @@
 #include "ffi/site.h"
 
 #include <cstddef>  // std::ptrdiff_t, std::size_t
+#include <cstdint>  // std::int32_t, std::int64_t, std::uint32_t
 #include <string>   // std::string, std::to_string
 
 #include "ffi/handlers.h"
@@ -97,27 +98,32 @@ Outcome Refuse(const CallSite& site, std::int64_t run, const std::string& messag
   return outcome;
 }
 
-Outcome ExecuteImpl(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer /*token*/,
-                    ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*token*/,
+Outcome ExecuteImpl(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*token*/,
                     ffi::RemainingRets results, ffi::Dictionary /*attributes*/, SiteState* state,
                     ffi::RunId run_id, std::int32_t device, FutureFactory& factory) {
   CallSite& site = state->site();
-  const auto id = static_cast<std::int64_t>(*logical_id.typed_data());
+  const auto first = operands.get<ffi::AnyBuffer>(0);
+  const bool has_id = first.has_value() && first->element_type() == ffi::DataType::U32;
+  const std::size_t num_before = has_id ? 2 : 1;  // and the token
+  const std::int64_t id =
+      has_id ? std::int64_t{*first->typed_data<std::uint32_t>()} : site.only_member();
   site.Prefetch(id);
   const std::int64_t run = run_id.run_id;
   if (IsPythonThread()) {
     Watchdog::Get().NoteInline(run);
   }
   const Work& work = site.work();
-  if (operands.size() != work.num_operands() || results.size() != work.num_results()) {
+  if (operands.size() != work.num_operands() + num_before || results.size() != work.num_results()) {
     return Refuse(site, run, "wrong number of buffers");
   }
   const CallSite::Visit visit = site.Begin(id, device, run);
   if (visit.meeting == nullptr) {
-    return Refuse(site, run, "device " + std::to_string(id) + " is in none of the groups");
+    return Refuse(site, run,
+                  has_id ? "device " + std::to_string(id) + " is in none of the groups"
+                         : "it has no logical id, and several members in this process");
   }
-  for (std::size_t i = 0; i < operands.size(); ++i) {
-    const auto buffer = operands.get<ffi::AnyBuffer>(i);
+  for (std::size_t i = 0; i < work.num_operands(); ++i) {
+    const auto buffer = operands.get<ffi::AnyBuffer>(i + num_before);
     if (!buffer.has_value() || buffer->size_bytes() != work.operand_bytes(i)) {
       return Refuse(site, run, "operand " + std::to_string(i) + " has the wrong size");
     }
@@ -145,13 +151,11 @@ Outcome ExecuteImpl(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer
   return {.error = ToError(*arrival.failure)};
 }
 
-Outcome Execute(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer token,
-                ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> token_out,
+Outcome Execute(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> token,
                 ffi::RemainingRets results, ffi::Dictionary attributes, SiteState* state,
                 ffi::RunId run_id, std::int32_t device, FutureFactory factory) noexcept {
   try {
-    return ExecuteImpl(logical_id, token, operands, token_out, results, attributes, state, run_id,
-                       device, factory);
+    return ExecuteImpl(operands, token, results, attributes, state, run_id, device, factory);
   } catch (const std::exception& e) {
     return Refuse(state->site(), run_id.run_id, e.what());
   }
@@ -161,9 +165,7 @@ Outcome Execute(ffi::BufferR0<ffi::DataType::U32> logical_id, ffi::AnyBuffer tok
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollExecute, Execute,
                               ffi::Ffi::Bind()
-                                  .Arg<ffi::BufferR0<ffi::DataType::U32>>()  // logical id
-                                  .Arg<ffi::AnyBuffer>()                     // token
-                                  .RemainingArgs()
+                                  .RemainingArgs()        // logical id if it needs one, token
                                   .Ret<ffi::AnyBuffer>()  // token
                                   .RemainingRets()
                                   .Attrs()

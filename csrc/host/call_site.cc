@@ -114,7 +114,11 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       member.rank = membership == nullptr ? r : membership->position(r);
       member.footprint.Add(work_.get());
       member.meeting->AddTo(member.footprint, member.rank);
+      only_member_ = groups_[g][r];
     }
+  }
+  if (num_members != 1) {
+    only_member_ = -1;
   }
   // One in reserve for each device, so that every waiting program can find a thread at once.
   Runners::Get().Reserve(num_members + 1);

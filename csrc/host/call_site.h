@@ -62,6 +62,9 @@ class CallSite final : public Pooled, private CallNames {
   /// Of the programs that resume here.
   [[nodiscard]] Pace& pace() const { return *pace_; }
 
+  /// The logical id of the one member in this process; -1 where there are several.
+  [[nodiscard]] std::int64_t only_member() const { return only_member_; }
+
   /// Asks for the memory that Begin and Arrive will touch; before anything else.
   void Prefetch(std::int64_t logical_id) const {
     if (logical_id >= 0 && static_cast<std::size_t>(logical_id) < members_.size()) {
@@ -148,6 +151,7 @@ class CallSite final : public Pooled, private CallNames {
   const std::vector<std::vector<std::int64_t>> groups_;
   const std::unique_ptr<const Work> work_;
   Pace* const pace_;
+  std::int64_t only_member_ = -1;
   Job* const job_;  // null: all members are in this process
   const bool fails_with_job_;
   SmallArray<Member, 2> members_;                         // by logical id

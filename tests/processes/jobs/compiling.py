@@ -35,14 +35,15 @@ def expected(xs: np.ndarray) -> np.ndarray:
     return xs + received
 
 
-def check_clones() -> None:
-    """Calls of one function have a place each."""
+def check_calls() -> None:
+    """Calls of one function have a place each, and who is alone in its process no id."""
     again = jax.jit(jax.checkpoint(step))
     program: Any = mapped(lambda x: again(x) + again(x + 1), mesh())
     text = program.lower(put(operand(), mesh())).as_text()
     sites = re.findall(r"site = (\d+)", text)
     assert len(sites) == 8, text
     assert len(set(sites)) == 8, sites
+    assert ("partition_id" in text) == (jax.local_device_count() > 1), text
 
 
 def operand() -> np.ndarray:
@@ -57,7 +58,7 @@ def look_ups() -> collections.Counter[str]:
 
 
 def main() -> None:
-    check_clones()
+    check_calls()
     if len(sys.argv) == 2 or sys.argv[2:] == [str(RANK)]:  # another process may have filled it
         jax.config.update("jax_compilation_cache_dir", sys.argv[1])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
