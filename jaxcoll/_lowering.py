@@ -7,7 +7,8 @@ Every native call on CPU has the operands (logical id, token, leaves...) and the
 leaves...). The token comes from the block's previous native call, so that the order of the program
 stands in the HLO; which call meets which does not depend on it. On GPUs, where NCCL pairs calls by
 their order alone, it does; there the ids of the devices stand in the call, and no logical id is
-needed. Nor is it where a process has one member only: XLA takes 10 to 40 ns for each operand.
+needed. Nor is it where each device of the mesh has a process of its own (all processes have the
+same program): XLA takes 10 to 40 ns for each operand.
 """
 
 import dataclasses
@@ -280,6 +281,12 @@ def _placement(ctx: Context, groups: Groups) -> dict[str, list[int]]:
     return placement
 
 
+def _one_a_process(ctx: Context) -> bool:
+    """Tells whether each device of the mesh is in a process of its own, of several."""
+    devices = _compat.mesh_devices(ctx) if jax.process_count() > 1 else None
+    return devices is not None and len({d.process_index for d in devices}) == len(devices)
+
+
 def _faster_on_lax(ctx: Context, request: Request, groups: Groups) -> str | None:
     """Says so of a copy inside processes, where "auto" may choose; else None."""
     if request.backend != "auto" or request.copied is None:
@@ -328,9 +335,8 @@ def _emit(
     if native_platform(ctx) == "cuda":
         target, before = f"jaxcoll_cuda_{request.op}", [token]
     else:
-        is_alone = placement["processes"].count(jax.process_index()) == 1
         target = f"jaxcoll_{request.op}"
-        before = [token] if is_alone else [stablehlo.partition_id(), token]
+        before = [token] if _one_a_process(ctx) else [stablehlo.partition_id(), token]
         attributes["groups"] = [member for group in groups for member in group]
     custom_call = _compat.custom_call(
         target,

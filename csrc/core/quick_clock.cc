@@ -17,7 +17,7 @@ constexpr std::int64_t kFreshNs = 20'000;
 constexpr std::int64_t kMeasureNs = 1'000'000;
 // Between the clock and the ticks of one look: else the thread has lost its core in between.
 constexpr std::uint64_t kMaxGapTicks = 1000;
-// Of a tick's length, which is kept a thousandth too short: a time is late rather than early.
+// Of a tick's length, which is kept a thousandth too short: a time is early rather than late.
 constexpr unsigned kFractionBits = 32;
 
 bool AreTicksSteady() {

@@ -5,10 +5,10 @@
 
 namespace jaxcoll {
 
-/// The time of NowNs() (core/clock.h), or up to some tens of nanoseconds less. Never goes back
-/// within a thread. Where a thread asks again soon it counts the processor's ticks since then: a
-/// look at the clock itself waits for all loads before it, which in a call are of other cores'
-/// data, and takes 4% of a call of 256 bytes between two processes.
+/// The time of NowNs() (core/clock.h), or less: by some tens of nanoseconds, seldom by some
+/// hundreds. Never goes back within a thread. Where a thread asks again soon it counts the
+/// processor's ticks since then: a look at the clock itself waits for all loads before it, which in
+/// a call are of other cores' data, and takes 4% of a call of 256 bytes between two processes.
 std::int64_t QuickNowNs();
 
 }  // namespace jaxcoll

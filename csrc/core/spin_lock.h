@@ -9,7 +9,8 @@
 namespace jaxcoll {
 
 /// Half the cost of std::mutex where nobody contends, and nothing to sleep on: for sections that
-/// neither wait nor allocate, but where something fails. Works with std::lock_guard.
+/// wait for nobody, and take longer than some instructions only where a rank has to wait, or
+/// something fails. Works with std::lock_guard.
 class SpinLock {
  public:
   void lock() {

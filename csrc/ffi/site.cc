@@ -102,17 +102,19 @@ Outcome ExecuteImpl(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*t
                     ffi::RemainingRets results, ffi::Dictionary /*attributes*/, SiteState* state,
                     ffi::RunId run_id, std::int32_t device, FutureFactory& factory) {
   CallSite& site = state->site();
-  const auto first = operands.get<ffi::AnyBuffer>(0);
-  const bool has_id = first.has_value() && first->element_type() == ffi::DataType::U32;
+  const Work& work = site.work();
+  const bool has_id = operands.size() == work.num_operands() + 2;
   const std::size_t num_before = has_id ? 2 : 1;  // and the token
-  const std::int64_t id =
-      has_id ? std::int64_t{*first->typed_data<std::uint32_t>()} : site.only_member();
+  std::int64_t id = site.only_member();
+  if (has_id) {
+    const auto first = operands.get<ffi::BufferR0<ffi::DataType::U32>>(0);
+    id = first.has_value() ? std::int64_t{*first->typed_data()} : -1;
+  }
   site.Prefetch(id);
   const std::int64_t run = run_id.run_id;
   if (IsPythonThread()) {
     Watchdog::Get().NoteInline(run);
   }
-  const Work& work = site.work();
   if (operands.size() != work.num_operands() + num_before || results.size() != work.num_results()) {
     return Refuse(site, run, "wrong number of buffers");
   }
@@ -120,7 +122,7 @@ Outcome ExecuteImpl(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*t
   if (visit.meeting == nullptr) {
     return Refuse(site, run,
                   has_id ? "device " + std::to_string(id) + " is in none of the groups"
-                         : "it has no logical id, and several members in this process");
+                         : "it has no logical id, and not one member in this process");
   }
   for (std::size_t i = 0; i < work.num_operands(); ++i) {
     const auto buffer = operands.get<ffi::AnyBuffer>(i + num_before);

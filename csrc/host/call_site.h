@@ -62,7 +62,7 @@ class CallSite final : public Pooled, private CallNames {
   /// Of the programs that resume here.
   [[nodiscard]] Pace& pace() const { return *pace_; }
 
-  /// The logical id of the one member in this process; -1 where there are several.
+  /// The logical id of the one member in this process; -1 where there is none, or several.
   [[nodiscard]] std::int64_t only_member() const { return only_member_; }
 
   /// Asks for the memory that Begin and Arrive will touch; before anything else.

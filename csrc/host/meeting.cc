@@ -266,9 +266,10 @@ Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& 
     case Exchange::Progress::kWaits:
       break;
   }
+  const Waiter waiter = factory.Make();
   {
     const std::lock_guard<SpinLock> lock(mutex_);
-    me.resumption.waiter = factory.Make();
+    me.resumption.waiter = waiter;
     me.waits = true;
   }
   site_.Ref();

@@ -63,7 +63,7 @@ enum class Patience {
   kReturns  ///< it goes on, and waits in Continue later
 };
 
-/// Makes the Waiter of a rank that has to wait. Called at most once, under the meeting's lock.
+/// Makes the Waiter of a rank that has to wait. Called at most once.
 class WaiterFactory {
  public:
   virtual Waiter Make() = 0;

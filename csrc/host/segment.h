@@ -135,7 +135,11 @@ class Segment {
   /// the process at `other`.
   [[nodiscard]] std::atomic<std::uint64_t>& ended(std::size_t seat, std::size_t other,
                                                   std::size_t lane) const {
-    return ended_[(seat * shape_.num_seats + other) * shape_.ended_step() + lane];
+    // Lanes that are used in turn have words in different cache lines, so that a look at one does
+    // not meet the write of the next.
+    const std::size_t lines = shape_.ended_step() / 8;
+    const std::size_t at = lane % lines * 8 + lane / lines;
+    return ended_[(seat * shape_.num_seats + other) * shape_.ended_step() + at];
   }
   [[nodiscard]] std::byte* window(std::size_t seat, std::size_t lane) const {
     return windows_ + (seat * shape_.num_lanes + lane) * shape_.window_bytes;

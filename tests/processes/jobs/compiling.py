@@ -46,6 +46,17 @@ def check_calls() -> None:
     assert ("partition_id" in text) == (jax.local_device_count() > 1), text
 
 
+def check_uneven() -> None:
+    """All processes have the same program, though one has a device less in it."""
+    over = jax.sharding.Mesh(np.array(jax.devices()[1:]), ("x",))
+    xs = np.arange(3 * over.size).reshape(over.size, 3).astype(np.int32)
+    program: Any = mapped(lambda x: jaxcoll.all_reduce(x, "x"), over)
+    assert "partition_id" in program.lower(put(xs, over)).as_text()
+    assert_blocks(
+        program(put(xs, over)), np.broadcast_to(xs.sum(axis=0, dtype=np.int32), xs.shape), "uneven"
+    )
+
+
 def operand() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 9, (mesh().size, 33)).astype(np.int32)
 
@@ -59,6 +70,8 @@ def look_ups() -> collections.Counter[str]:
 
 def main() -> None:
     check_calls()
+    if jax.local_device_count() > 1:
+        check_uneven()
     if len(sys.argv) == 2 or sys.argv[2:] == [str(RANK)]:  # another process may have filled it
         jax.config.update("jax_compilation_cache_dir", sys.argv[1])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
