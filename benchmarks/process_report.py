@@ -18,7 +18,8 @@ def markdown(results: dict[str, Any]) -> str:
         "# Several processes of one host: jaxcoll, jax.lax on Gloo, mpi4jax on Open MPI",
         "",
         f"`{results['command']}`, {head['date']}, {head['cores']} cores of {head['cpu']}, "
-        f"jax {head['jax']}, Python {head['python']}. One device a process.",
+        f"jax {head['jax']}, Python {head['python']}. One device a process. Of several jobs "
+        "(`--jobs`) rows are medians.",
         "",
         "Times are medians in microseconds; ratios (theirs / ours, above 1 ours is faster) are "
         "medians of rounds in which all variants ran in turn. *chained* is the extra time for each "

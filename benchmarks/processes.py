@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--ops", default="", help="comma-separated; all without")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes of a rank")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of a measurement")
+    parser.add_argument("--jobs", type=int, default=1, help="jobs, of which rows are medians")
     parser.add_argument("--no-lax", action="store_true", help="leave out Gloo, which takes longest")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for results")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -55,12 +56,15 @@ def main() -> None:
         measure_here(arguments)
         return
     head = environment()
-    parts = [job(int(n), arguments) for n in arguments.processes.split(",")]
-    rows = [row for part in parts for row in part["processes"]]
+    rows, steps = [], []
+    for n in map(int, arguments.processes.split(",")):
+        parts = [job(n, arguments) for _ in range(arguments.jobs)]
+        rows += pooled([part["processes"] for part in parts])
+        steps += pooled([part["train_step"] for part in parts])
     results = {
         "environment": head,
         "processes": rows,
-        "train_step": [row for part in parts for row in part["train_step"]],
+        "train_step": steps,
         "command": " ".join(["python benchmarks/processes.py", *sys.argv[1:]]),
     }
     write(results, arguments.out)
@@ -90,6 +94,27 @@ def job(num_processes: int, arguments: argparse.Namespace) -> dict[str, Any]:
     result = json.loads(file.read_text())
     file.unlink()
     return result
+
+
+def pooled(jobs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns the rows of several jobs as one: medians, and sums of what was counted.
+
+    A row of one job depends on where its processes' memory and cores happen to lie.
+    """
+    return [
+        {name: _pooled(name, [row[name] for row in of if name in row]) for name in of[0]}
+        for of in zip(*jobs, strict=True)
+    ]
+
+
+def _pooled(name: str, values: list[Any]) -> Any:
+    if name in ("rounds", "wrong"):
+        return sum(values)
+    if name == "line_ns":
+        return [ns for of_job in values for ns in of_job]
+    if isinstance(values[0], float):
+        return round(statistics.median(values), 3)
+    return values[0]
 
 
 def measure_here(arguments: argparse.Namespace) -> None:
