@@ -1,4 +1,4 @@
-"""Tables and the plot of a results file of several processes."""
+"""Several jobs' rows as one, tables and the plot of a results file of several processes."""
 
 import statistics
 from pathlib import Path
@@ -9,6 +9,29 @@ from report import KIB, MIB, size_text
 
 COLORS = {"lax": "#b0563b", "mpi4jax": "#5a8f3c", "native": "#1f6fb2"}
 LABELS = {"lax": "jax.lax on Gloo", "mpi4jax": "mpi4jax on Open MPI", "native": "jaxcoll"}
+
+
+def pooled(jobs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns the rows of several jobs as one: medians, and sums of what was counted.
+
+    A row of one job depends on where its processes' memory and cores happen to lie.
+    """
+    return [
+        {name: _pooled(name, [row[name] for row in of if name in row]) for name in of[0]}
+        for of in zip(*jobs, strict=True)
+    ]
+
+
+def _pooled(name: str, values: list[Any]) -> Any:
+    if name in ("rounds", "wrong"):
+        return sum(values)
+    if name == "line_ns":
+        return [ns for of_job in values for ns in of_job]
+    if isinstance(values[0], float):
+        return round(statistics.median(values), 3)
+    if isinstance(values[0], str):
+        return ", ".join(dict.fromkeys(values))
+    return values[0]
 
 
 def markdown(results: dict[str, Any]) -> str:

@@ -56,6 +56,8 @@ def main() -> None:
     if arguments.child:
         measure_here(arguments)
         return
+    from process_report import pooled
+
     head = environment()
     rows, steps = [], []
     for n in map(int, arguments.processes.split(",")):
@@ -95,27 +97,6 @@ def job(num_processes: int, arguments: argparse.Namespace) -> dict[str, Any]:
     result = json.loads(file.read_text())
     file.unlink()
     return result
-
-
-def pooled(jobs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Returns the rows of several jobs as one: medians, and sums of what was counted.
-
-    A row of one job depends on where its processes' memory and cores happen to lie.
-    """
-    return [
-        {name: _pooled(name, [row[name] for row in of if name in row]) for name in of[0]}
-        for of in zip(*jobs, strict=True)
-    ]
-
-
-def _pooled(name: str, values: list[Any]) -> Any:
-    if name in ("rounds", "wrong"):
-        return sum(values)
-    if name == "line_ns":
-        return [ns for of_job in values for ns in of_job]
-    if isinstance(values[0], float):
-        return round(statistics.median(values), 3)
-    return values[0]
 
 
 def measure_here(arguments: argparse.Namespace) -> None:
@@ -245,8 +226,8 @@ def measure(
 ) -> dict[str, list[list[float]]]:
     """Returns seconds by variant, length and round; all variants run in each round.
 
-    In an order that is drawn for each round: what runs after Gloo has its threads beside it.
-    From when all processes are ready until the last has its result: a root that sends may go on
+    Their order is drawn anew for each round: what runs after Gloo has its threads beside it. Times
+    are from when all processes are ready until the last has its result: a root that sends may go on
     long before, and would charge the next variant with what the others have yet to do.
     """
     import jax

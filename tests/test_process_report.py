@@ -21,6 +21,17 @@ def row(**columns: Any) -> dict[str, Any]:
     return {**usual, "native_us": 1.0, "rounds": 5, "wrong": 0, **columns}
 
 
+def test_rows_of_several_jobs_become_one():
+    jobs = [
+        [row(native_us=us, least_way=way, line_ns=[ns, ns], rounds=5, wrong=wrong)]
+        for us, way, ns, wrong in ((1.0, "read", 1, 0), (9.0, "window", 2, 3), (2.0, "read", 3, 0))
+    ]
+    expected = row(
+        native_us=2.0, least_way="read, window", line_ns=[1, 1, 2, 2, 3, 3], rounds=15, wrong=3
+    )
+    assert process_report.pooled(jobs) == [expected]
+
+
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [

@@ -120,9 +120,11 @@ Outcome ExecuteImpl(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*t
   }
   const CallSite::Visit visit = site.Begin(id, device, run);
   if (visit.meeting == nullptr) {
-    return Refuse(site, run,
-                  has_id ? "device " + std::to_string(id) + " is in none of the groups"
-                         : "it has no logical id, and not one member in this process");
+    return Refuse(
+        site, run,
+        has_id ? "device " + std::to_string(id) + " is in none of the groups"
+               : "its program was compiled for one device a process, and this process has none or "
+                 "several in its groups: compile it here");
   }
   for (std::size_t i = 0; i < work.num_operands(); ++i) {
     const auto buffer = operands.get<ffi::AnyBuffer>(i + num_before);

@@ -36,7 +36,7 @@ def expected(xs: np.ndarray) -> np.ndarray:
 
 
 def check_calls() -> None:
-    """Calls of one function have a place each, and who is alone in its process no id."""
+    """Calls of one function have a place each, and no id where each device has a process."""
     again = jax.jit(jax.checkpoint(step))
     program: Any = mapped(lambda x: again(x) + again(x + 1), mesh())
     text = program.lower(put(operand(), mesh())).as_text()
