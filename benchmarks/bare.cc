@@ -42,7 +42,7 @@ enum class Route : std::int64_t { kNothing, kWindow, kRead };
 // So many pieces may a rank leave before those that read them have taken the first.
 constexpr std::size_t kSlots = 4;
 // Of a slot: two of these are in the L2 cache with what they are copied from and to.
-constexpr std::size_t kSlotBytes = std::size_t{128} * 1024;
+constexpr std::size_t kSlotBytes = std::size_t{256} * 1024;
 // Up to here all ranks reduce all of it, for one meeting instead of two.
 constexpr std::size_t kOneShotBytes = std::size_t{32} * 1024;
 // Of what is read of another process before it is added.

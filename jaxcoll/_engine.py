@@ -32,10 +32,12 @@ from jaxcoll.diagnosis import black_box, dumps, watcher
 # executions of a device in flight.
 _LANES_PER_DEVICE = 4
 _MIN_LANES = 32
-# Of each call, for each rank of the host: what goes in one round, since rounds cost all processes a
-# turn on a core. Measured on 2 and 4 processes: beyond the limit nothing is gained.
-_WINDOW_PER_RANK = 256 << 10
+# Of each call, for each rank of the host: four rounds, see csrc/host/route.h. As much as a core's L2
+# cache holds: what is written again has then left the caches of those who have read it. Measured on
+# 2 and 4 processes: beyond the limit nothing is gained.
+_WINDOW_PER_RANK = 512 << 10
 _MAX_WINDOW = 1 << 20
+_ROUNDS_IN_WINDOW = 4
 _PAGE = 4096
 
 
@@ -402,7 +404,7 @@ def _measures(devices: Sequence[int]) -> tuple[int, int]:
 
 def _least_window(ranks: int, most: int) -> int:
     """As csrc/host/route.h, MinWindowBytes: for groups of `ranks`, `most` of them in a process."""
-    return 2 * 64 * (ranks + 1) * most
+    return _ROUNDS_IN_WINDOW * 64 * (ranks + 1) * most
 
 
 def window_problem(processes: Sequence[int]) -> str | None:

@@ -10,19 +10,18 @@
 #include <utility>    // std::swap
 #include <vector>     // std::vector
 
-#include "core/align.h"
 #include "core/clock.h"
 #include "core/relax.h"
 #include "host/job.h"
 #include "host/peer_memory.h"
+#include "host/route.h"
 
 namespace jaxcoll {
 namespace {
 
 // Large enough that the start of a call, and of a copy, hardly counts.
 constexpr std::size_t kRehearsedBytes = std::size_t{1024} * 1024;
-// As pieces of calls (host/copy_route.cc), of which a window holds two.
-constexpr std::size_t kMostPieceBytes = std::size_t{128} * 1024;
+// A round of a window.
 constexpr std::size_t kLeastPieceBytes = 4096;
 // The least counts of these: the first touches memory, and other programs have the core at times.
 constexpr int kRounds = 6;
@@ -40,8 +39,7 @@ class Rehearsal {
         mine_(session.seat()),
         next_((mine_ + 1) % session.processes().size()),
         before_((mine_ + session.processes().size() - 1) % session.processes().size()),
-        piece_bytes_(
-            std::min(kMostPieceBytes, RoundedDown(segment_.shape().window_bytes / 2, kCacheLine))),
+        piece_bytes_(RoundBytes(segment_.shape().window_bytes)),
         looks_(session.is_crowded() ? kCrowdedRehearsalLooks : kRehearsalLooks),
         until_ns_(NowNs() + kRehearsalNs) {}
 
@@ -102,14 +100,15 @@ class Rehearsal {
   }
 
   [[nodiscard]] std::byte* Slot(std::size_t of, std::size_t piece) const {
-    return segment_.window(of, 0) + piece % 2 * piece_bytes_;
+    return segment_.window(of, 0) + RoundBegin(piece, piece_bytes_);
   }
 
   bool ThroughWindows(Times& times) {
     const std::uint64_t first = step_;
     for (std::size_t at = 0, piece = 0; at < kRehearsedBytes; at += piece_bytes_, ++piece) {
       const std::size_t bytes = std::min(piece_bytes_, kRehearsedBytes - at);
-      if (piece >= 2 && !Await(before_, first + 2 * (piece - 1))) {  // has taken what is there
+      if (piece >= kRoundsInWindow &&  // it has taken what is there
+          !Await(before_, first + 2 * (piece + 1 - kRoundsInWindow))) {
         return false;
       }
       const std::int64_t begin_ns = NowNs();

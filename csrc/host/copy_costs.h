@@ -18,8 +18,8 @@ struct CopyCosts {
 
 /// Passes memory around all processes of the session, both ways, as a chain of calls does. All of
 /// them do so at this time, before the first call, and once. Takes some milliseconds. Where the
-/// system refuses, another process does not come within a second, or windows are smaller than 8 KiB
-/// (as where a process is alone on its host), reading costs infinitely much.
+/// system refuses, another process does not come within a second, or windows are smaller than 16
+/// KiB (as where a process is alone on its host), reading costs infinitely much.
 CopyCosts MeasureCopies(const Session& session);
 
 }  // namespace jaxcoll

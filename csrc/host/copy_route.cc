@@ -1,6 +1,6 @@
 #include "host/copy_route.h"
 
-#include <algorithm>  // std::max, std::min
+#include <algorithm>  // std::max
 #include <cstring>    // std::memcpy, std::memset
 
 #include "core/align.h"
@@ -8,11 +8,9 @@
 namespace jaxcoll {
 namespace {
 
-constexpr std::size_t kMaxPieceBytes = std::size_t{128} * 1024;
-
-// At most what fits `count` times into `half_bytes`.
-std::size_t PieceBytes(std::size_t half_bytes, std::size_t count) {
-  return std::min(kMaxPieceBytes, RoundedDown(half_bytes / count, kCacheLine));
+// What fits `count` times into a round.
+std::size_t PieceBytes(std::size_t round_bytes, std::size_t count) {
+  return RoundedDown(round_bytes / count, kCacheLine);
 }
 
 }  // namespace
@@ -24,9 +22,9 @@ ExchangeRoute::ExchangeRoute(const ExchangeLayout& layout, const Membership& mem
     : layout_(layout),
       members_(members),
       one_for_all_(layout.from_block == 0),
-      half_bytes_(window_bytes / 2),
-      piece_bytes_(
-          PieceBytes(half_bytes_, members.most_ranks() * (one_for_all_ ? 1 : members.num_ranks()))),
+      round_bytes_(RoundBytes(window_bytes)),
+      piece_bytes_(PieceBytes(round_bytes_,
+                              members.most_ranks() * (one_for_all_ ? 1 : members.num_ranks()))),
       slabs_(layout.rows * layout.columns, layout.bytes, piece_bytes_) {}
 
 std::size_t ExchangeRoute::num_rounds() const {
@@ -34,7 +32,7 @@ std::size_t ExchangeRoute::num_rounds() const {
 }
 
 std::size_t ExchangeRoute::At(std::size_t round, std::size_t target, std::size_t position) const {
-  return (round % 2) * half_bytes_ +
+  return RoundBegin(round, round_bytes_) +
          ((one_for_all_ ? 0 : target) * members_.most_ranks() + position) * piece_bytes_;
 }
 
@@ -113,8 +111,8 @@ PermuteRoute::PermuteRoute(const std::vector<std::size_t>& source_of, std::size_
     : source_of_(source_of),
       members_(members),
       is_wanted_(members.num_ranks()),
-      half_bytes_(window_bytes / 2),
-      piece_bytes_(PieceBytes(half_bytes_, members.most_ranks())),
+      round_bytes_(RoundBytes(window_bytes)),
+      piece_bytes_(PieceBytes(round_bytes_, members.most_ranks())),
       slabs_(1, bytes, piece_bytes_) {
   for (std::size_t target = 0; target < source_of_.size(); ++target) {
     const std::size_t source = source_of_[target];
@@ -129,7 +127,7 @@ std::size_t PermuteRoute::num_rounds() const {
 }
 
 std::size_t PermuteRoute::At(std::size_t round, std::size_t position) const {
-  return (round % 2) * half_bytes_ + position * piece_bytes_;
+  return RoundBegin(round, round_bytes_) + position * piece_bytes_;
 }
 
 bool PermuteRoute::Reads(std::size_t /*phase*/, std::size_t reader, std::size_t process) const {

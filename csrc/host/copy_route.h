@@ -39,7 +39,7 @@ class ExchangeRoute final : public Route {
   ExchangeLayout layout_;
   const Membership& members_;
   bool one_for_all_;
-  std::size_t half_bytes_;
+  std::size_t round_bytes_;
   std::size_t piece_bytes_;
   Slabs slabs_;  // of one block
 };
@@ -64,7 +64,7 @@ class PermuteRoute final : public Route {
   SmallArray<std::size_t, 4> source_of_;
   const Membership& members_;
   SmallArray<bool, 8> is_wanted_;  // by rank: by another process
-  std::size_t half_bytes_;
+  std::size_t round_bytes_;
   std::size_t piece_bytes_;
   Slabs slabs_;
 };

@@ -75,7 +75,7 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
 
 bool Exchange::Watches(std::size_t process, std::size_t other) const {
   for (std::size_t phase = 1; phase < route_->num_phases(); ++phase) {
-    const bool overwrites = route_->num_rounds() > 2;
+    const bool overwrites = route_->num_rounds() > kRoundsInWindow;
     if (route_->Reads(phase, process, other) ||
         (overwrites && route_->Reads(phase, other, process))) {
       return true;

@@ -67,8 +67,8 @@ class Steps {
   }
   /// The same of those that read in the next phase what it overwrites.
   [[nodiscard]] std::size_t NeedsRead(const Step& step) const {
-    const bool overwrites = step.phase + 1 < num_phases_ && round(step) >= 2;
-    return overwrites ? End(step.phase + 1, round(step) - 2) : 0;
+    const bool overwrites = step.phase + 1 < num_phases_ && round(step) >= kRoundsInWindow;
+    return overwrites ? End(step.phase + 1, round(step) - kRoundsInWindow) : 0;
   }
 
  private:

@@ -9,17 +9,15 @@
 namespace jaxcoll {
 namespace {
 
-// More does not get faster: a chunk of each process and its results are to stay in the L2 cache.
-constexpr std::size_t kMaxChunkBytes = std::size_t{64} * 1024;
 // Reading everybody's tree costs less than a second synchronisation up to here.
 constexpr std::size_t kOneShotBytes = std::size_t{64} * 1024;
 
 // A chunk for each process in each round, all of about the same size.
 std::size_t ChunkBytes(const std::vector<ReducedLeaf>& leaves, const Membership& members,
-                       std::size_t half_bytes) {
+                       std::size_t round_bytes) {
   const std::size_t processes = members.num_processes();
-  const std::size_t most = std::min(
-      kMaxChunkBytes, RoundedDown(half_bytes / (processes * members.most_ranks() + 1), kCacheLine));
+  const std::size_t most =
+      RoundedDown(round_bytes / (processes * members.most_ranks() + 1), kCacheLine);
   const std::size_t bytes = PackedTree::PackedBytes(leaves);
   const std::size_t rounds =
       std::max<std::size_t>(1, (bytes + processes * most - 1) / (processes * most));
@@ -99,13 +97,13 @@ bool OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffe
   return true;
 }
 
-// A half window: for each owner, each of this process's ranks' chunk; then the reduced chunk.
+// A round: for each owner, each of this process's ranks' chunk; then the reduced chunk.
 ChunkedAllReduce::ChunkedAllReduce(const std::vector<ReducedLeaf>& leaves,
                                    const Membership& members, std::size_t window_bytes)
     : leaves_(leaves),
       members_(members),
-      half_bytes_(window_bytes / 2),
-      chunk_bytes_(ChunkBytes(leaves, members, half_bytes_)),
+      round_bytes_(RoundBytes(window_bytes)),
+      chunk_bytes_(ChunkBytes(leaves, members, round_bytes_)),
       tree_(leaves, chunk_bytes_) {}
 
 std::size_t ChunkedAllReduce::num_rounds() const {
@@ -115,7 +113,7 @@ std::size_t ChunkedAllReduce::num_rounds() const {
 
 std::byte* ChunkedAllReduce::Staged(std::byte* window, std::size_t round, std::size_t owner,
                                     std::size_t position) const {
-  return window + (round % 2) * half_bytes_ +
+  return window + RoundBegin(round, round_bytes_) +
          (owner * members_.most_ranks() + position) * chunk_bytes_;
 }
 
@@ -178,7 +176,7 @@ std::unique_ptr<const Route> MakeAllReduceRoute(const std::vector<ReducedLeaf>& 
 
 // ---- reduce_scatter ---------------------------------------------------------------------------
 
-// A half window: for each target, a piece of each of this process's ranks.
+// A round: for each target, a piece of each of this process's ranks.
 ReduceScatterRoute::ReduceScatterRoute(std::size_t element_bytes, ReduceFn reduce,
                                        std::size_t outer, std::size_t inner,
                                        const Membership& members, std::size_t window_bytes)
@@ -186,10 +184,9 @@ ReduceScatterRoute::ReduceScatterRoute(std::size_t element_bytes, ReduceFn reduc
       reduce_(reduce),
       inner_(inner),
       members_(members),
-      half_bytes_(window_bytes / 2),
-      piece_bytes_(std::min(
-          kMaxChunkBytes,
-          RoundedDown(half_bytes_ / (members.num_ranks() * members.most_ranks()), kCacheLine))),
+      round_bytes_(RoundBytes(window_bytes)),
+      piece_bytes_(
+          RoundedDown(round_bytes_ / (members.num_ranks() * members.most_ranks()), kCacheLine)),
       slabs_(outer, inner, piece_bytes_ / element_bytes) {}
 
 std::size_t ReduceScatterRoute::num_rounds() const {
@@ -203,7 +200,8 @@ std::size_t ReduceScatterRoute::From(const Slabs::Piece& piece, std::size_t row,
 
 std::size_t ReduceScatterRoute::At(std::size_t round, std::size_t target,
                                    std::size_t position) const {
-  return (round % 2) * half_bytes_ + (target * members_.most_ranks() + position) * piece_bytes_;
+  return RoundBegin(round, round_bytes_) +
+         (target * members_.most_ranks() + position) * piece_bytes_;
 }
 
 bool ReduceScatterRoute::Run(std::size_t phase, std::size_t round, const Buffers& local,

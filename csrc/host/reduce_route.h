@@ -88,7 +88,7 @@ class ChunkedAllReduce final : public Route {
 
   SmallArray<ReducedLeaf, 2> leaves_;
   const Membership& members_;
-  std::size_t half_bytes_;
+  std::size_t round_bytes_;
   std::size_t chunk_bytes_;
   PackedTree tree_;
 };
@@ -119,7 +119,7 @@ class ReduceScatterRoute final : public Route {
   ReduceFn reduce_;
   std::size_t inner_;
   const Membership& members_;
-  std::size_t half_bytes_;
+  std::size_t round_bytes_;
   std::size_t piece_bytes_;
   Slabs slabs_;
 };

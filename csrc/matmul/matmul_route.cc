@@ -27,9 +27,9 @@ void AddRows(std::byte* to, std::size_t to_step, const std::byte* from, std::siz
 
 MatmulRoute::MatmulRoute(const MatmulLayout& layout, const Membership& members,
                          std::size_t window_bytes)
-    : layout_(layout), members_(members), half_bytes_(window_bytes / 2) {
+    : layout_(layout), members_(members), round_bytes_(RoundBytes(window_bytes)) {
   const std::size_t slots = members.most_ranks() * (layout.gathers() ? 1 : members.num_ranks());
-  slot_bytes_ = RoundedDown(half_bytes_ / slots, kCacheLine);
+  slot_bytes_ = RoundedDown(round_bytes_ / slots, kCacheLine);
   const std::size_t capacity = std::max<std::size_t>(1, slot_bytes_ / SizeOf(layout.dtype));
   const std::size_t width = layout.gathers() ? layout.inner : layout.columns;
   part_rows_ = std::min({layout.rows, kPartRows, capacity});
@@ -42,7 +42,7 @@ MatmulRoute::MatmulRoute(const MatmulLayout& layout, const Membership& members,
 }
 
 std::size_t MatmulRoute::At(std::size_t round, std::size_t target, std::size_t position) const {
-  return (round % 2) * half_bytes_ +
+  return RoundBegin(round, round_bytes_) +
          ((layout_.gathers() ? 0 : target) * members_.most_ranks() + position) * slot_bytes_;
 }
 

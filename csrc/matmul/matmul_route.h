@@ -47,7 +47,7 @@ class MatmulRoute final : public Route {
 
   const MatmulLayout layout_;
   const Membership& members_;
-  std::size_t half_bytes_;
+  std::size_t round_bytes_;
   std::size_t slot_bytes_;
   std::size_t part_rows_, part_width_;
   std::size_t num_row_parts_, num_parts_;  // along rows; along inner indices or columns

@@ -45,7 +45,7 @@ std::vector<std::unique_ptr<CallData>> Calls(const Op& op, std::size_t num_ranks
 }
 
 void ARootGoesAFewCallsAhead(Context& context) {
-  for (const std::size_t bytes : Sizes{0, 100, 2000, 3500}) {  // of none, one and two rounds
+  for (const std::size_t bytes : Sizes{0, 100, 1000, 3500}) {  // of none, one and four rounds
     Host host(3, {.num_lanes = 8, .window_bytes = 4096});
     const Op op = BroadcastOp(3, 1, bytes);
     const SharedSite site(host, 301, OneGroup(3), {0, 1, 2}, op.make);

@@ -54,10 +54,11 @@ void EveryStepHasItsTurn(Context& context) {
       for (const auto& [at, step] : step_of) {
         const auto& [phase, round] = at;
         // As host/route.h has it: a phase reads what the one before left, and overwrites what the
-        // next one has read two rounds ago.
+        // next one has read when the window was full.
         const std::size_t left = phase > 0 ? step_of.at({phase - 1, round}) + 1 : 0;
-        const bool overwrites = phase + 1 < phases && round >= 2;
-        const std::size_t read = overwrites ? step_of.at({phase + 1, round - 2}) + 1 : 0;
+        const bool overwrites = phase + 1 < phases && round >= kRoundsInWindow;
+        const std::size_t read =
+            overwrites ? step_of.at({phase + 1, round - kRoundsInWindow}) + 1 : 0;
         context.Expect(needs.at(at) == std::pair{left, read},
                        what + ": step " + std::to_string(step));
       }
@@ -70,7 +71,7 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
   Random random(5);
   for (int i = 0; i < 600; ++i) {
     const std::size_t phases = 2 + Below(random, 2);
-    const std::size_t rounds = 1 + Below(random, 6);
+    const std::size_t rounds = 1 + Below(random, 10);
     const std::size_t num_processes = 2 + Below(random, 3);
     const Steps steps(phases, rounds);
     std::vector<Step> done(num_processes);
@@ -80,7 +81,7 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
         of_one[q] = Below(random, 2) == 0;
       }
     }
-    // The round in each process's half window of each phase, and how many have read it.
+    // The round in each place of each process's window of each phase, and how many have read it.
     std::map<std::array<std::size_t, 3>, std::pair<std::size_t, std::size_t>> left;
     for (;;) {
       std::vector<std::size_t> ready;
@@ -107,12 +108,12 @@ void NoStepReadsOrWritesTooEarly(Context& context) {
         if (!reads[p][q]) {
           continue;
         }
-        auto& [what, num_reads] = left[{q, phase - 1, round % 2}];
+        auto& [what, num_reads] = left[{q, phase - 1, round % kRoundsInWindow}];
         context.Expect(what == round + 1, "a step reads what is not there");
         ++num_reads;
       }
       if (phase + 1 < phases) {
-        auto& [what, num_reads] = left[{p, phase, round % 2}];
+        auto& [what, num_reads] = left[{p, phase, round % kRoundsInWindow}];
         std::size_t wanted = 0;
         for (std::size_t q = 0; q < num_processes; ++q) {
           wanted += reads[q][p] ? 1 : 0;

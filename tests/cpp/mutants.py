@@ -573,9 +573,16 @@ MUTANTS = [
     Mutant(
         "rounds take turns in a window",
         "csrc/host/copy_route.cc",
-        "return (round % 2) * half_bytes_ + position * piece_bytes_;",
-        "return (round % 1) * half_bytes_ + position * piece_bytes_;",
+        "return RoundBegin(round, round_bytes_) + position * piece_bytes_;",
+        "return position * piece_bytes_;",
         ("exchange", "Copies"),
+    ),
+    Mutant(
+        "what a window holds is read before it is overwritten",
+        "csrc/host/exchange.h",
+        "round(step) >= kRoundsInWindow;",
+        "round(step) > kRoundsInWindow;",
+        ("exchange", "NoStepReadsOrWritesTooEarly"),
     ),
     Mutant(
         "a process's ranks have places of their own in its window",

@@ -25,7 +25,7 @@ RULES = (
     "what is read is there",  # a step waits for those whose data it reads
     "lanes are drained",  # a lane is taken up again once all that looked at it have ended its call
     "who only looks counts",  # also those that looked at it for who has read
-    "rounds are read",  # a half of the window is overwritten once its readers have read it
+    "rounds are read",  # what a window holds is overwritten once its readers have read it
     "buffers are read",  # a direct call ends once its readers have read
     "read before end",  # who has looked at a lane says that it is done after its last look
     "failure before result",  # a direct call gives no result of a job that has failed
@@ -33,17 +33,18 @@ RULES = (
     "death is noticed",  # a waiting process sees that another is gone
 )
 LANES = 2
+ROUNDS_IN_WINDOW = 2  # enough for one to be left while the last is read; the engine has four
 AHEAD = 1  # calls that a process may leave before those have come that read what it left
 DONE, ERROR, CRASHED = "result", "error", "crashed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """What others see of a lane: the published word, and the two halves of the window."""
+    """What others see of a lane: the published word, and the rounds that its window holds."""
 
     tag: int | None = None
     progress: int = 0
-    halves: tuple[Any, Any] = (None, None)
+    held: tuple[Any, ...] = (None,) * ROUNDS_IN_WINDOW
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,10 +159,10 @@ class Job:
             rule = "what is read is there" if phase == 1 else "buffers are read"
             if rule not in self.without:
                 needed = self._end(call, phase - 1, round_)
-        overwrites = phase + 1 < self.phases(call) and round_ >= 2
+        overwrites = phase + 1 < self.phases(call) and round_ >= ROUNDS_IN_WINDOW
         is_kept = "rounds are read" not in self.without
         if overwrites and is_kept and self.reads(call, phase + 1, j, i):
-            needed = max(needed, self._end(call, phase + 1, round_ - 2))
+            needed = max(needed, self._end(call, phase + 1, round_ - ROUNDS_IN_WINDOW))
         return needed
 
     def looks(self, call: int, i: int, j: int) -> bool:
@@ -278,9 +279,9 @@ class Job:
         assert process.lane is not None
         data_first = "data before flag" not in self.without
         if (process.at == 0) == data_first:
-            halves = list(state.lanes[i][process.lane].halves)
-            halves[round_ % 2] = (i, process.call, round_)
-            new = _with_lane(state, i, process.lane, halves=tuple(halves))
+            held = list(state.lanes[i][process.lane].held)
+            held[round_ % ROUNDS_IN_WINDOW] = (i, process.call, round_)
+            new = _with_lane(state, i, process.lane, held=tuple(held))
             name = f"{i} leaves round {round_}"
         else:
             new = self._published(state, i, process)
@@ -299,7 +300,7 @@ class Job:
         name = f"{i} reads {other}'s round {round_}"
         if other not in dict(process.found):
             raise ViolationError(f"{name} of call {call} before it has come")
-        found = state.lanes[other][dict(process.found)[other]].halves[round_ % 2]
+        found = state.lanes[other][dict(process.found)[other]].held[round_ % ROUNDS_IN_WINDOW]
         wanted = (other, call, round_)
         if found != wanted:
             raise ViolationError(f"{name} of call {call} and finds {found}")
