@@ -17,7 +17,7 @@
 #include <algorithm>  // std::max, std::min
 #include <atomic>     // std::atomic
 #include <chrono>     // std::chrono::steady_clock
-#include <cstddef>    // std::byte, std::size_t
+#include <cstddef>    // offsetof, std::byte, std::size_t
 #include <cstdint>    // std::int64_t, std::uint64_t
 #include <cstring>    // std::memcpy
 #include <vector>     // std::vector
@@ -40,9 +40,13 @@ enum class Op : std::int64_t {
 enum class Route : std::int64_t { kNothing, kWindow, kRead };
 
 // So many pieces may a rank leave before those that read them have taken the first.
-constexpr std::size_t kSlots = 4;
-// Of a slot: two of these are in the L2 cache with what they are copied from and to.
-constexpr std::size_t kSlotBytes = std::size_t{256} * 1024;
+constexpr std::size_t kPieces = 4;
+constexpr std::size_t kMostPieceBytes = std::size_t{256} * 1024;
+// Pieces go round in this much, so that what is written again has left the caches of those that
+// have read it, and their cores need not be asked for it; all of kPieces fit.
+constexpr std::size_t kRingBytes = std::size_t{2} * 1024 * 1024;
+// But for smaller ones, which are faster in lines that are near.
+constexpr std::size_t kSmallBytes = std::size_t{8} * 1024;
 // Up to here all ranks reduce all of it, for one meeting instead of two.
 constexpr std::size_t kOneShotBytes = std::size_t{32} * 1024;
 // Of what is read of another process before it is added.
@@ -61,7 +65,8 @@ struct Rank {
   alignas(64) std::int64_t pid;
   const std::byte* operand;
   const std::byte* result;
-  alignas(4096) std::byte slots[kSlots][kSlotBytes];
+  alignas(4096) std::byte small[kPieces][kSmallBytes];
+  std::byte ring[kRingBytes];
 };
 
 Rank* ranks = nullptr;
@@ -69,6 +74,8 @@ std::size_t num_ranks = 0;
 std::size_t me = 0;
 int looks_at_once = kLooks;
 std::uint64_t steps = 0;               // of this rank
+std::size_t next_in_ring = 0;          // for all ranks, which leave pieces of the same sizes
+std::size_t place = 0;                 // of the last piece, in each rank
 std::vector<std::uint64_t> last_seen;  // of all, which may be more by now
 
 void Await(std::size_t rank, std::uint64_t wanted) {
@@ -142,24 +149,33 @@ void Add(std::byte* to, const std::byte* a, const std::byte* b, std::size_t byte
 
 // ---- Through windows --------------------------------------------------------------------------
 
-// The slot that this rank's next step fills.
-std::byte* NextSlot(Op op) {
-  if (steps >= kSlots) {  // who begins a step has ended those before it
-    EachReader(op, [](std::size_t rank) { Await(rank, steps + 2 - kSlots); });
+// Where this rank's next step leaves so many bytes.
+std::byte* NextPlace(Op op, std::size_t bytes) {
+  if (steps >= kPieces) {  // who begins a step has ended those before it
+    EachReader(op, [](std::size_t rank) { Await(rank, steps + 2 - kPieces); });
   }
-  return ranks[me].slots[steps % kSlots];
+  if (bytes < kSmallBytes) {
+    place = offsetof(Rank, small) + steps % kPieces * kSmallBytes;
+  } else {
+    if (next_in_ring + bytes > kRingBytes) {
+      next_in_ring = 0;
+    }
+    place = offsetof(Rank, ring) + next_in_ring;
+    next_in_ring += (bytes + 63) / 64 * 64;
+  }
+  return reinterpret_cast<std::byte*>(&ranks[me]) + place;
 }
 
 // What `rank` has left in the last step of this one.
 const std::byte* Left(std::size_t rank) {
   Await(rank, steps);
-  return ranks[rank].slots[(steps - 1) % kSlots];
+  return reinterpret_cast<const std::byte*>(&ranks[rank]) + place;
 }
 
 void ReduceInWindows(const std::byte* x, std::byte* y, std::size_t bytes) {
-  for (std::size_t at = 0; at < bytes; at += kSlotBytes) {
-    const std::size_t length = std::min(kSlotBytes, bytes - at);
-    Copy(NextSlot(Op::kAllReduce), x + at, length);
+  for (std::size_t at = 0; at < bytes; at += kMostPieceBytes) {
+    const std::size_t length = std::min(kMostPieceBytes, bytes - at);
+    Copy(NextPlace(Op::kAllReduce, length), x + at, length);
     Publish();
     const std::byte* sum = x + at;
     EachSource(Op::kAllReduce, [&](std::size_t rank) {
@@ -171,22 +187,22 @@ void ReduceInWindows(const std::byte* x, std::byte* y, std::size_t bytes) {
 
 // In blocks of `block` bytes for each rank, who sums its own up; the others copy all_reduce's.
 void ReduceBlocksInWindows(Op op, const std::byte* x, std::byte* y, std::size_t block) {
-  const std::size_t most = kSlotBytes / num_ranks / 64 * 64;
+  const std::size_t most = kMostPieceBytes / num_ranks / 64 * 64;
   const bool gathers = op == Op::kAllReduce;
   for (std::size_t at = 0; at < block; at += most) {
     const std::size_t length = std::min(most, block - at);
-    std::byte* const slot = NextSlot(op);
+    std::byte* const to = NextPlace(op, num_ranks * length);
     EachReader(op,
-               [&](std::size_t rank) { Copy(slot + rank * most, x + rank * block + at, length); });
+               [&](std::size_t rank) { Copy(to + rank * length, x + rank * block + at, length); });
     Publish();
     std::byte* const mine = y + (gathers ? me * block : 0) + at;
     const std::byte* sum = x + me * block + at;
     EachSource(op, [&](std::size_t rank) {
-      Add(mine, sum, Left(rank) + me * most, length);
+      Add(mine, sum, Left(rank) + me * length, length);
       sum = mine;
     });
     if (gathers) {
-      Copy(NextSlot(op), mine, length);
+      Copy(NextPlace(op, length), mine, length);
       Publish();
       EachSource(op, [&](std::size_t rank) { Copy(y + rank * block + at, Left(rank), length); });
     }
@@ -196,15 +212,15 @@ void ReduceBlocksInWindows(Op op, const std::byte* x, std::byte* y, std::size_t 
 void CopyInWindows(Op op, const std::byte* x, std::byte* y, std::size_t bytes) {
   const bool exchanges = op == Op::kAllToAll;
   const std::size_t block = exchanges ? bytes / num_ranks : bytes;
-  const std::size_t most = exchanges ? kSlotBytes / num_ranks / 64 * 64 : kSlotBytes;
+  const std::size_t most = exchanges ? kMostPieceBytes / num_ranks / 64 * 64 : kMostPieceBytes;
   for (std::size_t at = 0; at < block; at += most) {
     const std::size_t length = std::min(most, block - at);
-    std::byte* const slot = NextSlot(op);
+    std::byte* const to = NextPlace(op, exchanges ? num_ranks * length : length);
     if (exchanges) {
       EachReader(
-          op, [&](std::size_t rank) { Copy(slot + rank * most, x + rank * block + at, length); });
+          op, [&](std::size_t rank) { Copy(to + rank * length, x + rank * block + at, length); });
     } else if (op != Op::kBroadcast || me == 0) {
-      Copy(slot, x + at, length);
+      Copy(to, x + at, length);
     }
     Publish();
     if (op == Op::kAllGather || exchanges) {
@@ -214,7 +230,7 @@ void CopyInWindows(Op op, const std::byte* x, std::byte* y, std::size_t bytes) {
     }
     EachSource(op, [&](std::size_t rank) {
       Copy(y + (op == Op::kAllGather || exchanges ? rank * block : 0) + at,
-           Left(rank) + (exchanges ? me * most : 0), length);
+           Left(rank) + (exchanges ? me * length : 0), length);
     });
   }
 }

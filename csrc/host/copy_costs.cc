@@ -7,6 +7,7 @@
 #include <cstddef>    // std::byte, std::size_t
 #include <cstdint>    // std::int64_t, std::uint64_t
 #include <cstring>    // std::memcpy
+#include <limits>     // std::numeric_limits
 #include <utility>    // std::swap
 #include <vector>     // std::vector
 
@@ -23,8 +24,10 @@ namespace {
 constexpr std::size_t kRehearsedBytes = std::size_t{1024} * 1024;
 // A round of a window.
 constexpr std::size_t kLeastPieceBytes = 4096;
-// The least counts of these: the first touches memory, and other programs have the core at times.
-constexpr int kRounds = 6;
+// Calls go round among about so many lanes.
+constexpr std::size_t kLanes = 3;
+// The least counts of these: the first touch memory, and other programs have the core at times.
+constexpr std::size_t kRounds = 3 * kLanes;
 constexpr std::int64_t kRehearsalNs = 1'000'000'000;
 constexpr int kRehearsalLooks = 1000;
 constexpr int kCrowdedRehearsalLooks = 5;
@@ -39,7 +42,7 @@ class Rehearsal {
         mine_(session.seat()),
         next_((mine_ + 1) % session.processes().size()),
         before_((mine_ + session.processes().size() - 1) % session.processes().size()),
-        piece_bytes_(RoundBytes(segment_.shape().window_bytes)),
+        piece_bytes_(PieceBytes(segment_.shape().window_bytes, 1, kRehearsedBytes)),
         looks_(session.is_crowded() ? kCrowdedRehearsalLooks : kRehearsalLooks),
         until_ns_(NowNs() + kRehearsalNs) {}
 
@@ -47,35 +50,32 @@ class Rehearsal {
     if (piece_bytes_ < kLeastPieceBytes) {  // the job shares hardly any memory
       return {};
     }
-    Times least{};
-    for (int round = 0; round < kRounds; ++round) {
-      Times times{};
-      if (!ThroughWindows(times) || !ByReading(times)) {
-        seat(mine_).rehearsed.store(kGone, std::memory_order_release);
-        return {};
-      }
-      least = {.leaving_ns = std::min(least.leaving_ns, times.leaving_ns),
-               .taking_ns = std::min(least.taking_ns, times.taking_ns),
-               .reading_ns = std::min(least.reading_ns, times.reading_ns)};
-      if (round == 0) {
-        least = times;
-      }
+    constexpr double kNever = std::numeric_limits<double>::infinity();
+    CopyCosts costs{.leaving = kNever, .taking = kNever, .reading = kNever};
+    // One way after the other: what another process has read is slower to write, either way.
+    bool all_come = true;
+    for (std::size_t round = 0; round < kRounds && all_come; ++round) {
+      lane_ = round % std::min(kLanes, segment_.shape().num_lanes);
+      all_come = ThroughWindows(costs);
     }
-    constexpr double kKiB = kRehearsedBytes / 1024.0;
-    CopyCosts costs{.leaving = static_cast<double>(least.leaving_ns) / kKiB,
-                    .taking = static_cast<double>(least.taking_ns) / kKiB};
-    if (can_read_) {
-      costs.reading = static_cast<double>(least.reading_ns) / kKiB;
+    for (std::size_t round = 0; round < kRounds && all_come; ++round) {
+      all_come = ByReading(costs);
+    }
+    if (!all_come) {
+      seat(mine_).rehearsed.store(kGone, std::memory_order_release);
+      return {};
+    }
+    if (!can_read_) {
+      costs.reading = kNever;
     }
     return costs;
   }
 
  private:
-  struct Times {
-    std::int64_t leaving_ns;
-    std::int64_t taking_ns;
-    std::int64_t reading_ns;
-  };
+  // Notes what the whole of it took, if it is the least.
+  static void Note(double& cost, std::int64_t took_ns) {
+    cost = std::min(cost, static_cast<double>(took_ns) * 1024 / kRehearsedBytes);
+  }
 
   [[nodiscard]] Seat& seat(std::size_t i) const { return segment_.seat(i); }
 
@@ -100,11 +100,13 @@ class Rehearsal {
   }
 
   [[nodiscard]] std::byte* Slot(std::size_t of, std::size_t piece) const {
-    return segment_.window(of, 0) + RoundBegin(piece, piece_bytes_);
+    return segment_.window(of, lane_) + RoundBegin(piece, piece_bytes_);
   }
 
-  bool ThroughWindows(Times& times) {
+  bool ThroughWindows(CopyCosts& costs) {
     const std::uint64_t first = step_;
+    std::int64_t leaving_ns = 0;
+    std::int64_t taking_ns = 0;
     for (std::size_t at = 0, piece = 0; at < kRehearsedBytes; at += piece_bytes_, ++piece) {
       const std::size_t bytes = std::min(piece_bytes_, kRehearsedBytes - at);
       if (piece >= kRoundsInWindow &&  // it has taken what is there
@@ -113,20 +115,22 @@ class Rehearsal {
       }
       const std::int64_t begin_ns = NowNs();
       std::memcpy(Slot(mine_, piece), from_.data() + at, bytes);
-      times.leaving_ns += NowNs() - begin_ns;
+      leaving_ns += NowNs() - begin_ns;
       Publish();
       if (!Await(next_, step_)) {
         return false;
       }
       const std::int64_t left_ns = NowNs();
       std::memcpy(to_.data() + at, Slot(next_, piece), bytes);
-      times.taking_ns += NowNs() - left_ns;
+      taking_ns += NowNs() - left_ns;
       Publish();
     }
+    Note(costs.leaving, leaving_ns);
+    Note(costs.taking, taking_ns);
     return Swap();
   }
 
-  bool ByReading(Times& times) {
+  bool ByReading(CopyCosts& costs) {
     seat(mine_).sample.store(from_.data(), std::memory_order_relaxed);
     Publish();
     if (!Await(next_, step_)) {
@@ -137,7 +141,7 @@ class Rehearsal {
                          seat(next_).sample.load(std::memory_order_relaxed),
                          {.rows = 1, .bytes = kRehearsedBytes, .from_step = 0, .to_step = 0}) &&
                 can_read_;
-    times.reading_ns += NowNs() - begin_ns;
+    Note(costs.reading, NowNs() - begin_ns);
     Publish();
     return Swap();
   }
@@ -158,6 +162,7 @@ class Rehearsal {
   std::vector<std::byte> from_ = std::vector<std::byte>(kRehearsedBytes);
   std::vector<std::byte> to_ = std::vector<std::byte>(kRehearsedBytes);
   std::uint64_t step_ = 0;
+  std::size_t lane_ = 0;
   bool can_read_ = true;
 };
 

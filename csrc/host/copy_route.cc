@@ -6,14 +6,6 @@
 #include "core/align.h"
 
 namespace jaxcoll {
-namespace {
-
-// What fits `count` times into a round.
-std::size_t PieceBytes(std::size_t round_bytes, std::size_t count) {
-  return RoundedDown(round_bytes / count, kCacheLine);
-}
-
-}  // namespace
 
 // ---- all_gather and all_to_all ----------------------------------------------------------------
 
@@ -22,9 +14,9 @@ ExchangeRoute::ExchangeRoute(const ExchangeLayout& layout, const Membership& mem
     : layout_(layout),
       members_(members),
       one_for_all_(layout.from_block == 0),
-      round_bytes_(RoundBytes(window_bytes)),
-      piece_bytes_(PieceBytes(round_bytes_,
-                              members.most_ranks() * (one_for_all_ ? 1 : members.num_ranks()))),
+      pieces_in_round_(members.most_ranks() * (one_for_all_ ? 1 : members.num_ranks())),
+      piece_bytes_(
+          PieceBytes(window_bytes, pieces_in_round_, layout.rows * layout.columns * layout.bytes)),
       slabs_(layout.rows * layout.columns, layout.bytes, piece_bytes_) {}
 
 std::size_t ExchangeRoute::num_rounds() const {
@@ -32,7 +24,7 @@ std::size_t ExchangeRoute::num_rounds() const {
 }
 
 std::size_t ExchangeRoute::At(std::size_t round, std::size_t target, std::size_t position) const {
-  return RoundBegin(round, round_bytes_) +
+  return RoundBegin(round, round_bytes()) +
          ((one_for_all_ ? 0 : target) * members_.most_ranks() + position) * piece_bytes_;
 }
 
@@ -111,8 +103,7 @@ PermuteRoute::PermuteRoute(const std::vector<std::size_t>& source_of, std::size_
     : source_of_(source_of),
       members_(members),
       is_wanted_(members.num_ranks()),
-      round_bytes_(RoundBytes(window_bytes)),
-      piece_bytes_(PieceBytes(round_bytes_, members.most_ranks())),
+      piece_bytes_(PieceBytes(window_bytes, members.most_ranks(), bytes)),
       slabs_(1, bytes, piece_bytes_) {
   for (std::size_t target = 0; target < source_of_.size(); ++target) {
     const std::size_t source = source_of_[target];
@@ -127,7 +118,7 @@ std::size_t PermuteRoute::num_rounds() const {
 }
 
 std::size_t PermuteRoute::At(std::size_t round, std::size_t position) const {
-  return RoundBegin(round, round_bytes_) + position * piece_bytes_;
+  return RoundBegin(round, round_bytes()) + position * piece_bytes_;
 }
 
 bool PermuteRoute::Reads(std::size_t /*phase*/, std::size_t reader, std::size_t process) const {

@@ -20,6 +20,7 @@ class ExchangeRoute final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override;
+  [[nodiscard]] std::size_t round_bytes() const override { return pieces_in_round_ * piece_bytes_; }
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const override;
   void Meanwhile(std::size_t round, const Buffers& local) const override;
@@ -39,7 +40,7 @@ class ExchangeRoute final : public Route {
   ExchangeLayout layout_;
   const Membership& members_;
   bool one_for_all_;
-  std::size_t round_bytes_;
+  std::size_t pieces_in_round_;
   std::size_t piece_bytes_;
   Slabs slabs_;  // of one block
 };
@@ -53,6 +54,9 @@ class PermuteRoute final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override;
+  [[nodiscard]] std::size_t round_bytes() const override {
+    return members_.most_ranks() * piece_bytes_;
+  }
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const override;
   [[nodiscard]] bool Reads(std::size_t phase, std::size_t reader,
@@ -64,7 +68,6 @@ class PermuteRoute final : public Route {
   SmallArray<std::size_t, 4> source_of_;
   const Membership& members_;
   SmallArray<bool, 8> is_wanted_;  // by rank: by another process
-  std::size_t round_bytes_;
   std::size_t piece_bytes_;
   Slabs slabs_;
 };

@@ -5,7 +5,7 @@
 #include <sys/syscall.h>  // SYS_futex
 #include <unistd.h>       // syscall
 
-#include <algorithm>  // std::max
+#include <algorithm>  // std::max, std::min
 #include <ctime>      // nanosleep, timespec
 #include <utility>    // std::move
 
@@ -28,6 +28,13 @@ constexpr std::int64_t kCrowdedSpinNs = 1'000'000;
 constexpr std::size_t kSmallBytes = 4 * kCacheLine;
 // A sleeper looks after the others this often.
 constexpr std::int64_t kNapNs = 50'000'000;
+// Of a window: a call that uses less begins where the last one did, where lines are near.
+constexpr std::size_t kLeastTurningBytes = std::size_t{8} * 1024;
+
+std::size_t TurningBytes(const Route& route, std::size_t window_bytes) {
+  const std::size_t used = std::min(route.num_rounds(), kRoundsInWindow) * route.round_bytes();
+  return kLeastTurningBytes <= used && used <= window_bytes / 2 ? RoundedUp(used, kCacheLine) : 0;
+}
 
 }  // namespace
 
@@ -43,6 +50,7 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       names_(names),
       steps_(route_->num_phases(), route_->num_rounds()),
       window_bytes_(session.segment().shape().window_bytes),
+      turning_bytes_(TurningBytes(*route_, window_bytes_)),
       processes_(session.processes()),
       can_read_peers_(session.can_read_peers()),
       copy_costs_(session.copy_costs()),
@@ -173,8 +181,9 @@ bool Exchange::OpenLane() {
   std::uint32_t known = seat.num_used_lanes.load(std::memory_order_relaxed);
   while (known < used && !seat.num_used_lanes.compare_exchange_weak(known, used)) {
   }
+  begin_ = turning_bytes_ > 0 ? session_->TakeBytes(lane_, turning_bytes_) : 0;
   windows_[members_.mine()] =
-      session_->segment().window(session_->seat(), static_cast<std::size_t>(lane_));
+      session_->segment().window(session_->seat(), static_cast<std::size_t>(lane_)) + begin_;
   return true;
 }
 
@@ -189,6 +198,7 @@ bool Exchange::Find(Peer& peer) const {
         lane.name() == name_) {
       peer.lane = &lane;
       peer.lane_number = at;
+      peer.begin = lane.begin();
       session_->FoundAt(peer.seat, at);
       session_->HearEnded(peer.seat, lane);
       return true;
@@ -252,7 +262,7 @@ void Exchange::Need() {
 }
 
 void Exchange::Locate(const Peer& peer) {
-  windows_[peer.process] = session_->segment().window(peer.seat, peer.lane_number);
+  windows_[peer.process] = session_->segment().window(peer.seat, peer.lane_number) + peer.begin;
 }
 
 bool Exchange::TakeWhatCame(std::size_t round) {
@@ -275,9 +285,7 @@ void Exchange::Publish() {
     // reads what follows finds the word changed, and drops it.
     mine.word.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
-    mine.group.store(name_.group, std::memory_order_relaxed);
-    mine.site.store(name_.site, std::memory_order_relaxed);
-    mine.occurrence.store(name_.occurrence, std::memory_order_relaxed);
+    mine.SetName(name_, begin_);
     mine.waits_since_ns.store(0, std::memory_order_relaxed);
     session_->TellEnded(mine);
   }
@@ -334,7 +342,7 @@ bool Exchange::Advance() {
     if (step_.number + 1 < steps_.count()) {  // nobody waits for the last one
       Publish();
     }
-    if (step_.number == 0) {
+    if (step_.number == 0 && turning_bytes_ == 0) {
       PrefetchPeers();  // together with the look at whether it is there, not after it
     }
     if (phase == 0) {

@@ -149,6 +149,7 @@ class Exchange : public Pooled {
     bool is_ahead = false;       // it may end the call before others have come to it
     const Lane* lane = nullptr;  // of this call; null: not found yet
     std::size_t lane_number = 0;
+    std::size_t begin = 0;   // of the call in its window
     std::size_t needed = 0;  // steps, by the step that waits
     std::size_t progress = 0;
     std::size_t rounds_taken = 0;
@@ -160,8 +161,7 @@ class Exchange : public Pooled {
   [[nodiscard]] bool GoesAhead(std::size_t process) const;
 
   [[nodiscard]] std::int64_t Execution(std::uint64_t occurrence) const {
-    constexpr unsigned kOccurrenceBits = 40;
-    return static_cast<std::int64_t>(epoch_ << kOccurrenceBits | occurrence);
+    return static_cast<std::int64_t>(epoch_ << CallName::kOccurrenceBits | occurrence);
   }
 
   bool OpenLane();
@@ -217,6 +217,7 @@ class Exchange : public Pooled {
   const CallNames& names_;
   const Steps steps_;
   const std::size_t window_bytes_;
+  const std::size_t turning_bytes_;  // of a window, from where calls go round in it; else 0
   const std::vector<std::int64_t> processes_;  // by seat
   const bool can_read_peers_;
   const CopyCosts copy_costs_;
@@ -227,6 +228,7 @@ class Exchange : public Pooled {
   std::uint64_t tag_ = 0;
   std::uint64_t ticket_ = 0;
   int lane_ = -1;
+  std::size_t begin_ = 0;  // of the call in this process's window
   Step step_;
   std::int64_t excused_ns_ = 0;    // when somebody who was waited for had a reason
   std::int64_t next_look_ns_ = 0;  // for a stalemate: when it has waited for so long

@@ -79,6 +79,7 @@ Status Session::Begin(std::shared_ptr<const Segment> segment, std::vector<std::i
   made->boxes_.resize(shape.num_seats);
   made->left_.resize(shape.num_lanes);
   made->last_ended_ = std::vector<LastEnded>(shape.num_seats);
+  made->next_begin_.resize(shape.num_lanes);
   made->last_lane_ = std::vector<std::atomic<std::size_t>>(shape.num_seats);
   made->next_lane_ = std::vector<std::atomic<std::size_t>>(shape.num_seats * shape.num_lanes);
   for (std::size_t lane = shape.num_lanes; lane > 0; --lane) {
@@ -180,6 +181,13 @@ int Session::TakeLane(std::uint64_t& ticket) {
   fresh_.pop_back();
   ++next_served_;
   return lane;
+}
+
+std::size_t Session::TakeBytes(int lane, std::size_t bytes) {
+  std::size_t& next = next_begin_[static_cast<std::size_t>(lane)];
+  const std::size_t begin = next + bytes <= segment_->shape().window_bytes ? next : 0;
+  next = begin + bytes;
+  return begin;
 }
 
 bool Session::HasRoomAhead() {

@@ -58,6 +58,10 @@ class Session {
   /// `ticket` is 0 at a call's first try. Whoever tries first gets one first: calls that all
   /// processes begin in one order so never hold all lanes that an earlier one waits for.
   int TakeLane(std::uint64_t& ticket);
+  /// Takes `bytes` of the window of `lane`, which the caller has; returns where they begin: behind
+  /// those of the lane's last call, at the window's end from its begin again. What a core writes
+  /// again has so left the caches of those that have read it, see kRoundsInWindow.
+  std::size_t TakeBytes(int lane, std::size_t bytes);
   /// The call `tag` in `lane` is over for this process; those at the seats `lookers` may still look
   /// at it. False, `is_ahead`: some of these may not even have come to the call, and too many calls
   /// have been left so that have not ended.
@@ -183,6 +187,8 @@ class Session {
   std::size_t first_left_ = 0, num_left_ = 0, num_ahead_ = 0;
 
   std::vector<LastEnded> last_ended_;  // by seat
+
+  std::vector<std::size_t> next_begin_;  // by lane, of whoever has it
 
   // Hints: the lane found last by seat, and the one that was found after each.
   std::vector<std::atomic<std::size_t>> last_lane_, next_lane_;

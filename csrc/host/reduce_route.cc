@@ -9,16 +9,15 @@
 namespace jaxcoll {
 namespace {
 
-// Reading everybody's tree costs less than a second synchronisation up to here.
+// Reading the trees of all others costs less than a second synchronisation up to here, in all.
 constexpr std::size_t kOneShotBytes = std::size_t{64} * 1024;
 
 // A chunk for each process in each round, all of about the same size.
 std::size_t ChunkBytes(const std::vector<ReducedLeaf>& leaves, const Membership& members,
-                       std::size_t round_bytes) {
+                       std::size_t window_bytes) {
   const std::size_t processes = members.num_processes();
-  const std::size_t most =
-      RoundedDown(round_bytes / (processes * members.most_ranks() + 1), kCacheLine);
   const std::size_t bytes = PackedTree::PackedBytes(leaves);
+  const std::size_t most = PieceBytes(window_bytes, processes * members.most_ranks() + 1, bytes);
   const std::size_t rounds =
       std::max<std::size_t>(1, (bytes + processes * most - 1) / (processes * most));
   return std::min(most,
@@ -102,8 +101,7 @@ ChunkedAllReduce::ChunkedAllReduce(const std::vector<ReducedLeaf>& leaves,
                                    const Membership& members, std::size_t window_bytes)
     : leaves_(leaves),
       members_(members),
-      round_bytes_(RoundBytes(window_bytes)),
-      chunk_bytes_(ChunkBytes(leaves, members, round_bytes_)),
+      chunk_bytes_(ChunkBytes(leaves, members, window_bytes)),
       tree_(leaves, chunk_bytes_) {}
 
 std::size_t ChunkedAllReduce::num_rounds() const {
@@ -113,7 +111,7 @@ std::size_t ChunkedAllReduce::num_rounds() const {
 
 std::byte* ChunkedAllReduce::Staged(std::byte* window, std::size_t round, std::size_t owner,
                                     std::size_t position) const {
-  return window + RoundBegin(round, round_bytes_) +
+  return window + RoundBegin(round, round_bytes()) +
          (owner * members_.most_ranks() + position) * chunk_bytes_;
 }
 
@@ -167,7 +165,7 @@ std::unique_ptr<const Route> MakeAllReduceRoute(const std::vector<ReducedLeaf>& 
                                                 const Membership& members,
                                                 std::size_t window_bytes) {
   const std::size_t bytes = PackedTree::PackedBytes(leaves);
-  if (bytes * members.num_ranks() <= kOneShotBytes &&
+  if (bytes * (members.num_ranks() - 1) <= kOneShotBytes &&
       bytes * members.most_ranks() <= window_bytes) {
     return std::make_unique<OneShotAllReduce>(leaves, members);
   }
@@ -184,9 +182,8 @@ ReduceScatterRoute::ReduceScatterRoute(std::size_t element_bytes, ReduceFn reduc
       reduce_(reduce),
       inner_(inner),
       members_(members),
-      round_bytes_(RoundBytes(window_bytes)),
-      piece_bytes_(
-          RoundedDown(round_bytes_ / (members.num_ranks() * members.most_ranks()), kCacheLine)),
+      pieces_in_round_(members.num_ranks() * members.most_ranks()),
+      piece_bytes_(PieceBytes(window_bytes, pieces_in_round_, outer * inner * element_bytes)),
       slabs_(outer, inner, piece_bytes_ / element_bytes) {}
 
 std::size_t ReduceScatterRoute::num_rounds() const {
@@ -200,7 +197,7 @@ std::size_t ReduceScatterRoute::From(const Slabs::Piece& piece, std::size_t row,
 
 std::size_t ReduceScatterRoute::At(std::size_t round, std::size_t target,
                                    std::size_t position) const {
-  return RoundBegin(round, round_bytes_) +
+  return RoundBegin(round, round_bytes()) +
          (target * members_.most_ranks() + position) * piece_bytes_;
 }
 

@@ -58,6 +58,9 @@ class OneShotAllReduce final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override { return 1; }
+  [[nodiscard]] std::size_t round_bytes() const override {
+    return members_.most_ranks() * rank_bytes_;
+  }
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const override;
 
@@ -78,6 +81,9 @@ class ChunkedAllReduce final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 3; }
   [[nodiscard]] std::size_t num_rounds() const override;
+  [[nodiscard]] std::size_t round_bytes() const override {
+    return (members_.num_processes() * members_.most_ranks() + 1) * chunk_bytes_;
+  }
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const override;
 
@@ -88,7 +94,6 @@ class ChunkedAllReduce final : public Route {
 
   SmallArray<ReducedLeaf, 2> leaves_;
   const Membership& members_;
-  std::size_t round_bytes_;
   std::size_t chunk_bytes_;
   PackedTree tree_;
 };
@@ -106,6 +111,7 @@ class ReduceScatterRoute final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override;
+  [[nodiscard]] std::size_t round_bytes() const override { return pieces_in_round_ * piece_bytes_; }
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const override;
 
@@ -119,7 +125,7 @@ class ReduceScatterRoute final : public Route {
   ReduceFn reduce_;
   std::size_t inner_;
   const Membership& members_;
-  std::size_t round_bytes_;
+  std::size_t pieces_in_round_;
   std::size_t piece_bytes_;
   Slabs slabs_;
 };

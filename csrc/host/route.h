@@ -1,7 +1,7 @@
 // host/route.h: how one collective's data goes through shared memory.
 #pragma once
 
-#include <algorithm>  // std::max
+#include <algorithm>  // std::max, std::min
 #include <cstddef>    // std::byte, std::size_t
 #include <cstdint>    // std::int64_t
 #include <vector>     // std::vector
@@ -83,12 +83,16 @@ class Membership : public Pooled {
 /// of 256 KiB in two, and more rounds than four gain nothing.
 inline constexpr std::size_t kRoundsInWindow = 4;
 
-/// The bytes of each of them, a multiple of a cache line.
-inline std::size_t RoundBytes(std::size_t window_bytes) { return window_bytes / kRoundsInWindow; }
-
 /// Where in a window a round of so many bytes begins.
 inline std::size_t RoundBegin(std::size_t round, std::size_t round_bytes) {
   return round % kRoundsInWindow * round_bytes;
+}
+
+/// What each of `count` pieces gets that share a round, of `bytes` in all rounds: whole cache
+/// lines.
+inline std::size_t PieceBytes(std::size_t window_bytes, std::size_t count, std::size_t bytes) {
+  return std::min(RoundedDown(window_bytes / kRoundsInWindow / count, kCacheLine),
+                  RoundedUp(std::max<std::size_t>(1, bytes), kCacheLine));
 }
 
 /// The smallest window through which every op of the group fits: rounds of a cache line from each
@@ -126,6 +130,8 @@ class Route : public Pooled {
 
   [[nodiscard]] virtual std::size_t num_phases() const = 0;  ///< at least 2
   [[nodiscard]] virtual std::size_t num_rounds() const = 0;  ///< at least 1
+  /// What a round takes of a window; 0: the route keeps to the window's begin.
+  [[nodiscard]] virtual std::size_t round_bytes() const { return 0; }
   /// `local` has the buffers of this process's ranks. False: another process's memory can't be
   /// read.
   [[nodiscard]] virtual bool Run(std::size_t phase, std::size_t round, const Buffers& local,

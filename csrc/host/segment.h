@@ -50,6 +50,8 @@ struct CallName {
   std::uint64_t site = 0;        ///< the site id that the lowering wrote into the program
                                  ///< (jaxcoll/_lowering.py, _site_id)
   std::uint64_t occurrence = 0;  ///< how many times this group has come to this site
+  static constexpr unsigned kOccurrenceBits = 40;
+  static constexpr std::uint64_t kMaxOccurrence = (std::uint64_t{1} << kOccurrenceBits) - 1;
   /// What stands for it in a lane's word. Never 0, which means no call.
   [[nodiscard]] std::uint64_t tag() const;
   /// Where in which program it stands: the same for different calls in one place.
@@ -61,7 +63,10 @@ struct CallName {
 struct alignas(kCacheLine) Lane {
   /// Tag of the call above kProgressBits, completed steps below. 0: free, or being written.
   std::atomic<std::uint64_t> word;
-  std::atomic<std::uint64_t> group, site, occurrence;  ///< stable while `word` holds their tag
+  std::atomic<std::uint64_t> group, site;  ///< stable while `word` holds their tag
+  /// The call's occurrence, and above it where in the window its data begins, in cache lines;
+  /// stable as `group`.
+  std::atomic<std::uint64_t> occurrence_and_begin;
   /// 0: its process does not wait in it. Less than 0: it has left the call since then, which others
   /// have not read yet.
   std::atomic<std::int64_t> waits_since_ns;
@@ -78,7 +83,18 @@ struct alignas(kCacheLine) Lane {
   [[nodiscard]] CallName name() const {
     return {.group = group.load(std::memory_order_relaxed),
             .site = site.load(std::memory_order_relaxed),
-            .occurrence = occurrence.load(std::memory_order_relaxed)};
+            .occurrence =
+                occurrence_and_begin.load(std::memory_order_relaxed) & CallName::kMaxOccurrence};
+  }
+  [[nodiscard]] std::size_t begin() const {
+    return (occurrence_and_begin.load(std::memory_order_relaxed) >> CallName::kOccurrenceBits) *
+           kCacheLine;
+  }
+  void SetName(const CallName& name, std::size_t begin) {
+    group.store(name.group, std::memory_order_relaxed);
+    site.store(name.site, std::memory_order_relaxed);
+    occurrence_and_begin.store(begin / kCacheLine << CallName::kOccurrenceBits | name.occurrence,
+                               std::memory_order_relaxed);
   }
 };
 

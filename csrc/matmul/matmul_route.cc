@@ -27,11 +27,13 @@ void AddRows(std::byte* to, std::size_t to_step, const std::byte* from, std::siz
 
 MatmulRoute::MatmulRoute(const MatmulLayout& layout, const Membership& members,
                          std::size_t window_bytes)
-    : layout_(layout), members_(members), round_bytes_(RoundBytes(window_bytes)) {
-  const std::size_t slots = members.most_ranks() * (layout.gathers() ? 1 : members.num_ranks());
-  slot_bytes_ = RoundedDown(round_bytes_ / slots, kCacheLine);
-  const std::size_t capacity = std::max<std::size_t>(1, slot_bytes_ / SizeOf(layout.dtype));
+    : layout_(layout),
+      members_(members),
+      slots_in_round_(members.most_ranks() * (layout.gathers() ? 1 : members.num_ranks())) {
   const std::size_t width = layout.gathers() ? layout.inner : layout.columns;
+  slot_bytes_ =
+      PieceBytes(window_bytes, slots_in_round_, layout.rows * width * SizeOf(layout.dtype));
+  const std::size_t capacity = std::max<std::size_t>(1, slot_bytes_ / SizeOf(layout.dtype));
   part_rows_ = std::min({layout.rows, kPartRows, capacity});
   part_width_ = std::min(width, capacity / part_rows_);
   if (part_width_ == width) {  // then more rows fit
@@ -42,7 +44,7 @@ MatmulRoute::MatmulRoute(const MatmulLayout& layout, const Membership& members,
 }
 
 std::size_t MatmulRoute::At(std::size_t round, std::size_t target, std::size_t position) const {
-  return RoundBegin(round, round_bytes_) +
+  return RoundBegin(round, round_bytes()) +
          ((layout_.gathers() ? 0 : target) * members_.most_ranks() + position) * slot_bytes_;
 }
 

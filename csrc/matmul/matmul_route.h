@@ -18,6 +18,7 @@ class MatmulRoute final : public Route {
 
   [[nodiscard]] std::size_t num_phases() const override { return 2; }
   [[nodiscard]] std::size_t num_rounds() const override { return num_row_parts_ * num_parts_; }
+  [[nodiscard]] std::size_t round_bytes() const override { return slots_in_round_ * slot_bytes_; }
   [[nodiscard]] bool Run(std::size_t phase, std::size_t round, const Buffers& local,
                          const Processes& processes) const override;
   void Meanwhile(std::size_t round, const Buffers& local) const override;
@@ -47,7 +48,7 @@ class MatmulRoute final : public Route {
 
   const MatmulLayout layout_;
   const Membership& members_;
-  std::size_t round_bytes_;
+  std::size_t slots_in_round_;
   std::size_t slot_bytes_;
   std::size_t part_rows_, part_width_;
   std::size_t num_row_parts_, num_parts_;  // along rows; along inner indices or columns

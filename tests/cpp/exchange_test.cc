@@ -8,6 +8,7 @@
 #include <functional>  // std::function
 #include <map>         // std::map
 #include <memory>      // std::make_unique, std::unique_ptr
+#include <set>         // std::set
 #include <string>      // std::string, std::to_string
 #include <utility>     // std::pair
 #include <vector>      // std::vector
@@ -491,12 +492,52 @@ void LanesGoRoundByWhatIsHeard(Context& context) {
   }
 }
 
+/// Calls that use enough of a window for what others have read to matter, but not all of it.
+void CallsGoRoundTheirWindow(Context& context) {
+  constexpr std::size_t kWindow = std::size_t{64} * 1024;
+  struct Case {
+    std::size_t bytes;
+    std::set<std::size_t> begins;
+  };
+  const std::size_t used = 9'024;  // of 9000, in cache lines
+  for (const Case& each :
+       {Case{100, {0}}, Case{9'000, {0, used, 2 * used, 3 * used, 4 * used, 5 * used, 6 * used}},
+        Case{20'000, {0, kWindow / 2}},  // in two rounds
+        Case{40'000, {0}}}) {
+    Host host(2, {.num_lanes = 3, .window_bytes = kWindow});
+    const Op op = AllGatherOp(1, 2, each.bytes);
+    const SharedSite site(host, 79, OneGroup(2), {0, 1}, op.make);
+    std::vector<std::unique_ptr<CallData>> calls;
+    for (std::size_t i = 0; i < 30; ++i) {
+      calls.push_back(std::make_unique<CallData>(op, 2, 10 + i));
+    }
+    std::array<std::set<std::size_t>, 2> begins;
+    const std::int64_t run = FreshRuns();
+    RunRanks(context, 2, [&](std::size_t rank) -> Program {
+      const std::size_t seat = host.job(rank).session()->seat();
+      for (const auto& data : calls) {
+        const CallResult result = co_await site.Begin(rank, run, *data);
+        Check(result.ok, result.error);
+        Check(data->Problem(rank).empty(), [&] { return data->Problem(rank); });
+        for (std::size_t lane = 0; lane < host.segment().seat(seat).num_used_lanes; ++lane) {
+          begins.at(rank).insert(host.segment().lane(seat, lane).begin());
+        }
+      }
+    });
+    for (const std::set<std::size_t>& of_rank : begins) {
+      context.Expect(of_rank == each.begins,
+                     [&] { return std::to_string(each.bytes) + " bytes begin elsewhere"; });
+    }
+  }
+}
+
 void Reductions(Context& context) { CheckOps(context, /*reduces=*/true); }
 void Copies(Context& context) { CheckOps(context, /*reduces=*/false); }
 
 const Suite suite("exchange", {{"EveryStepHasItsTurn", EveryStepHasItsTurn},
                                {"LanesGoRoundByWhatIsHeard", LanesGoRoundByWhatIsHeard},
                                {"NoStepReadsOrWritesTooEarly", NoStepReadsOrWritesTooEarly},
+                               {"CallsGoRoundTheirWindow", CallsGoRoundTheirWindow},
                                {"Reductions", Reductions},
                                {"Copies", Copies},
                                {"CopiesReadInPlace", CopiesReadInPlace},

@@ -573,9 +573,23 @@ MUTANTS = [
     Mutant(
         "rounds take turns in a window",
         "csrc/host/copy_route.cc",
-        "return RoundBegin(round, round_bytes_) + position * piece_bytes_;",
+        "return RoundBegin(round, round_bytes()) + position * piece_bytes_;",
         "return position * piece_bytes_;",
         ("exchange", "Copies"),
+    ),
+    Mutant(
+        "large calls go round their window",
+        "csrc/host/job.cc",
+        "  next = begin + bytes;",
+        "  next = begin;",
+        ("exchange", "CallsGoRoundTheirWindow"),
+    ),
+    Mutant(
+        "others read where a call begins in its window",
+        "csrc/host/exchange.cc",
+        "      peer.begin = lane.begin();",
+        "",
+        ("exchange", "CallsGoRoundTheirWindow"),
     ),
     Mutant(
         "what a window holds is read before it is overwritten",

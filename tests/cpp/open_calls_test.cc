@@ -202,7 +202,7 @@ class SlowRoute final : public Route {
                          const Processes& processes) const override {
     std::uint64_t call = 0;
     std::memcpy(&call, local.operands[0], sizeof(call));
-    const std::size_t at = round % 2 * sizeof(call);
+    const std::size_t at = RoundBegin(round, sizeof(call));
     if (phase == 0) {
       std::memcpy(processes.windows[members_.mine()] + at, &call, sizeof(call));
       return true;

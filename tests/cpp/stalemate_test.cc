@@ -36,9 +36,7 @@ class Waiting {
     const Session& session = *host_.job(process).session();
     Lane& lane = host_.segment().lane(session.seat(), used_[process]++);
     const CallName name{.group = call.group, .site = call.site, .occurrence = 3};
-    lane.group = name.group;
-    lane.site = name.site;
-    lane.occurrence = name.occurrence;
+    lane.SetName(name, kCacheLine);  // wherever in the window
     lane.word = name.tag() << Lane::kProgressBits | 1;
     lane.text.Set("call " + std::to_string(call.site));
     for (const std::size_t member : call.members) {
