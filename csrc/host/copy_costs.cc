@@ -21,14 +21,17 @@ namespace jaxcoll {
 namespace {
 
 // Large enough that the start of a call, and of a copy, hardly counts.
-constexpr std::size_t kRehearsedBytes = std::size_t{1024} * 1024;
+constexpr std::size_t kCachedBytes = std::size_t{1} << 20;
+// Of each process's operand and result; with those of two, no last level of 32 MiB holds them.
+constexpr std::size_t kLargeBytes = std::size_t{16} << 20;
 // A round of a window.
 constexpr std::size_t kLeastPieceBytes = 4096;
 // Calls go round among about so many lanes.
-constexpr std::size_t kLanes = 3;
+constexpr int kLanes = 3;
 // The least counts of these: the first touch memory, and other programs have the core at times.
-constexpr std::size_t kRounds = 3 * kLanes;
-constexpr std::int64_t kRehearsalNs = 1'000'000'000;
+constexpr int kCachedRounds = 3 * kLanes;
+constexpr int kLargeRounds = 2;
+constexpr std::int64_t kRehearsalNs = 2'000'000'000;
 constexpr int kRehearsalLooks = 1000;
 constexpr int kCrowdedRehearsalLooks = 5;
 // In the place of a step: its process does not go on.
@@ -42,39 +45,49 @@ class Rehearsal {
         mine_(session.seat()),
         next_((mine_ + 1) % session.processes().size()),
         before_((mine_ + session.processes().size() - 1) % session.processes().size()),
-        piece_bytes_(PieceBytes(segment_.shape().window_bytes, 1, kRehearsedBytes)),
+        piece_bytes_(PieceBytes(segment_.shape().window_bytes, 1, kLargeBytes)),
+        num_lanes_(std::min(kLanes, static_cast<int>(segment_.shape().num_lanes))),
         looks_(session.is_crowded() ? kCrowdedRehearsalLooks : kRehearsalLooks),
         until_ns_(NowNs() + kRehearsalNs) {}
 
-  CopyCosts Run() {
+  CopyCostsBySize Run() {
     if (piece_bytes_ < kLeastPieceBytes) {  // the job shares hardly any memory
       return {};
     }
-    constexpr double kNever = std::numeric_limits<double>::infinity();
-    CopyCosts costs{.leaving = kNever, .taking = kNever, .reading = kNever};
-    // One way after the other: what another process has read is slower to write, either way.
-    bool all_come = true;
-    for (std::size_t round = 0; round < kRounds && all_come; ++round) {
-      lane_ = round % std::min(kLanes, segment_.shape().num_lanes);
-      all_come = ThroughWindows(costs);
-    }
-    for (std::size_t round = 0; round < kRounds && all_come; ++round) {
-      all_come = ByReading(costs);
-    }
-    if (!all_come) {
+    CopyCostsBySize costs;
+    if (!Measure(kCachedBytes, kCachedRounds, costs.cached) ||
+        !Measure(kLargeBytes, kLargeRounds, costs.large)) {
       seat(mine_).rehearsed.store(kGone, std::memory_order_release);
       return {};
-    }
-    if (!can_read_) {
-      costs.reading = kNever;
     }
     return costs;
   }
 
  private:
-  // Notes what the whole of it took, if it is the least.
-  static void Note(double& cost, std::int64_t took_ns) {
-    cost = std::min(cost, static_cast<double>(took_ns) * 1024 / kRehearsedBytes);
+  // False: not all have come.
+  bool Measure(std::size_t bytes, int num_rounds, CopyCosts& costs) {
+    from_.resize(bytes);
+    to_.resize(bytes);
+    constexpr double kNever = std::numeric_limits<double>::infinity();
+    costs = {.leaving = kNever, .taking = kNever, .reading = kNever};
+    // One way after the other: what another process has read is slower to write, either way.
+    bool all_come = true;
+    for (int round = 0; round < num_rounds && all_come; ++round) {
+      lane_ = static_cast<std::size_t>(round % num_lanes_);
+      all_come = ThroughWindows(costs);
+    }
+    for (int round = 0; round < num_rounds && all_come; ++round) {
+      all_come = ByReading(costs);
+    }
+    if (!can_read_) {
+      costs.reading = kNever;
+    }
+    return all_come;
+  }
+
+  // Notes what a round took, if it is the least.
+  void Note(double& cost, std::int64_t took_ns) const {
+    cost = std::min(cost, static_cast<double>(took_ns) * 1024 / static_cast<double>(from_.size()));
   }
 
   [[nodiscard]] Seat& seat(std::size_t i) const { return segment_.seat(i); }
@@ -107,8 +120,8 @@ class Rehearsal {
     const std::uint64_t first = step_;
     std::int64_t leaving_ns = 0;
     std::int64_t taking_ns = 0;
-    for (std::size_t at = 0, piece = 0; at < kRehearsedBytes; at += piece_bytes_, ++piece) {
-      const std::size_t bytes = std::min(piece_bytes_, kRehearsedBytes - at);
+    for (std::size_t at = 0, piece = 0; at < from_.size(); at += piece_bytes_, ++piece) {
+      const std::size_t bytes = std::min(piece_bytes_, from_.size() - at);
       if (piece >= kRoundsInWindow &&  // it has taken what is there
           !Await(before_, first + 2 * (piece + 1 - kRoundsInWindow))) {
         return false;
@@ -139,7 +152,7 @@ class Rehearsal {
     const std::int64_t begin_ns = NowNs();
     can_read_ = ReadPeer(seat(next_).pid.load(std::memory_order_acquire), to_.data(),
                          seat(next_).sample.load(std::memory_order_relaxed),
-                         {.rows = 1, .bytes = kRehearsedBytes, .from_step = 0, .to_step = 0}) &&
+                         {.rows = 1, .bytes = to_.size(), .from_step = 0, .to_step = 0}) &&
                 can_read_;
     Note(costs.reading, NowNs() - begin_ns);
     Publish();
@@ -157,10 +170,10 @@ class Rehearsal {
   const std::size_t next_;
   const std::size_t before_;
   const std::size_t piece_bytes_;
+  const int num_lanes_;
   const int looks_;
   const std::int64_t until_ns_;
-  std::vector<std::byte> from_ = std::vector<std::byte>(kRehearsedBytes);
-  std::vector<std::byte> to_ = std::vector<std::byte>(kRehearsedBytes);
+  std::vector<std::byte> from_, to_;
   std::uint64_t step_ = 0;
   std::size_t lane_ = 0;
   bool can_read_ = true;
@@ -168,6 +181,6 @@ class Rehearsal {
 
 }  // namespace
 
-CopyCosts MeasureCopies(const Session& session) { return Rehearsal(session).Run(); }
+CopyCostsBySize MeasureCopies(const Session& session) { return Rehearsal(session).Run(); }
 
 }  // namespace jaxcoll

@@ -220,7 +220,7 @@ class Exchange : public Pooled {
   const std::size_t turning_bytes_;  // of a window, from where calls go round in it; else 0
   const std::vector<std::int64_t> processes_;  // by seat
   const bool can_read_peers_;
-  const CopyCosts copy_costs_;
+  const CopyCostsBySize copy_costs_;
 
   // Of the call in progress.
   Buffers local_{};

@@ -106,12 +106,12 @@ class Session {
   [[nodiscard]] bool Probe() const;
   /// What all processes have agreed on after that, before the first call: whether they may, and
   /// what copies cost.
-  void LetPeersBeRead(bool allowed, const CopyCosts& costs) {
+  void LetPeersBeRead(bool allowed, const CopyCostsBySize& costs) {
     can_read_peers_ = allowed;
     copy_costs_ = costs;
   }
   [[nodiscard]] bool can_read_peers() const { return can_read_peers_; }
-  [[nodiscard]] const CopyCosts& copy_costs() const { return copy_costs_; }
+  [[nodiscard]] const CopyCostsBySize& copy_costs() const { return copy_costs_; }
 
   /// What the process at `seat` tells about itself, which others may not be let read: then null.
   /// To be called before the first call.
@@ -168,7 +168,7 @@ class Session {
   std::vector<std::int64_t> processes_;
   bool is_crowded_ = false;
   bool can_read_peers_ = false;
-  CopyCosts copy_costs_;
+  CopyCostsBySize copy_costs_;
   std::vector<std::shared_ptr<const BlackBox>> boxes_;  // by seat
   std::uint64_t probe_ = 0;                             // what others find here
 

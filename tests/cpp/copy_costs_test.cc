@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t kWindowBytes = std::size_t{300} * 1024;
 constexpr std::int64_t kLimitNs = 20'000'000'000;  // against hanging
 
-std::vector<CopyCosts> MeasureIn(const Host& host, std::size_t num_present) {
-  std::vector<CopyCosts> costs(num_present);
+std::vector<CopyCostsBySize> MeasureIn(const Host& host, std::size_t num_present) {
+  std::vector<CopyCostsBySize> costs(num_present);
   std::vector<std::jthread> threads;
   for (std::size_t p = 0; p < num_present; ++p) {
     threads.emplace_back([&, p] { costs[p] = MeasureCopies(*host.job(p).session()); });
@@ -30,10 +30,12 @@ std::vector<CopyCosts> MeasureIn(const Host& host, std::size_t num_present) {
 void AllMeasure(Context& context) {
   for (const std::size_t num_processes : {2, 3, 4}) {
     const Host host(num_processes, {.window_bytes = kWindowBytes});
-    for (const CopyCosts& costs : MeasureIn(host, num_processes)) {
-      context.Expect(costs.leaving > 0 && costs.taking > 0 && costs.reading > 0,
-                     "copies take time");
-      context.Expect(std::isfinite(costs.reading), "memory can be read");
+    for (const auto& [cached, large] : MeasureIn(host, num_processes)) {
+      for (const CopyCosts& costs : {cached, large}) {
+        context.Expect(costs.leaving > 0 && costs.taking > 0 && costs.reading > 0,
+                       "copies take time");
+        context.Expect(std::isfinite(costs.reading), "memory can be read");
+      }
     }
   }
 }
@@ -41,21 +43,29 @@ void AllMeasure(Context& context) {
 void NobodyWaitsForOneThatDoesNotCome(Context& context) {
   const Host host(3, {.window_bytes = kWindowBytes});
   const std::int64_t begin_ns = NowNs();
-  for (const CopyCosts& costs : MeasureIn(host, 2)) {
-    context.Expect(std::isinf(costs.reading), "windows are left");
+  for (const auto& [cached, large] : MeasureIn(host, 2)) {
+    context.Expect(std::isinf(cached.reading) && std::isinf(large.reading), "windows are left");
   }
   context.Expect(NowNs() - begin_ns < kLimitNs, "in a moment");
   // It comes when the others are gone.
-  context.Expect(std::isinf(MeasureCopies(*host.job(2).session()).reading), "it goes, too");
+  context.Expect(std::isinf(MeasureCopies(*host.job(2).session()).large.reading), "it goes, too");
 }
 
 void TinyWindows(Context& context) {
   const Host host(2, {.window_bytes = 4096});
-  context.Expect(std::isinf(MeasureIn(host, 1)[0].reading), "nothing to measure");
+  context.Expect(std::isinf(MeasureIn(host, 1)[0].cached.reading), "nothing to measure");
+}
+
+void LargeCallsHaveCostsOfTheirOwn(Context& context) {
+  const CopyCostsBySize costs{.cached = {.leaving = 1}, .large = {.leaving = 2}};
+  context.Expect(costs.Of(0) == costs.cached && costs.Of(CacheBytes() - 1) == costs.cached,
+                 "what caches hold");
+  context.Expect(costs.Of(CacheBytes()) == costs.large, "what they do not");
 }
 
 const Suite suite("copy_costs",
                   {{"AllMeasure", AllMeasure},
+                   {"LargeCallsHaveCostsOfTheirOwn", LargeCallsHaveCostsOfTheirOwn},
                    {"NobodyWaitsForOneThatDoesNotCome", NobodyWaitsForOneThatDoesNotCome},
                    {"TinyWindows", TinyWindows}});
 

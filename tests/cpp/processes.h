@@ -123,7 +123,8 @@ class Host {
     const Status status = Session::Begin(
         segment_, Seats(), kFirstProcess + static_cast<std::int64_t>(process), session);
     Check(status.ok(), status.message);
-    session->LetPeersBeRead(measures_.can_read_peers, kReadingIsFree);
+    session->LetPeersBeRead(measures_.can_read_peers,
+                            {.cached = kReadingIsFree, .large = kReadingIsFree});
     jobs_[process]->Attach(std::move(session));
   }
 
