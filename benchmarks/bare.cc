@@ -47,8 +47,8 @@ constexpr std::size_t kMostPieceBytes = std::size_t{256} * 1024;
 constexpr std::size_t kRingBytes = std::size_t{2} * 1024 * 1024;
 // But for smaller ones, which are faster in lines that are near.
 constexpr std::size_t kSmallBytes = std::size_t{8} * 1024;
-// Up to here all ranks reduce all of it, for one meeting instead of two.
-constexpr std::size_t kOneShotBytes = std::size_t{32} * 1024;
+// Of all others; up to here each rank reduces all of it, for one meeting instead of two.
+constexpr std::size_t kOneShotBytes = std::size_t{64} * 1024;
 // Of what is read of another process before it is added.
 constexpr std::size_t kChunkBytes = std::size_t{128} * 1024;
 // Looks before the core is offered to others, where each rank has one.
@@ -325,7 +325,7 @@ ffi::Error Call(ffi::AnyBuffer operand, ffi::Result<ffi::AnyBuffer> result, std:
       return Read(op, x, y, bytes) ? ffi::Error::Success()
                                    : ffi::Error::Internal("another process can't be read");
     case Route::kWindow:
-      if (op == Op::kAllReduce && bytes <= kOneShotBytes) {
+      if (op == Op::kAllReduce && bytes * (num_ranks - 1) <= kOneShotBytes) {
         ReduceInWindows(x, y, bytes);
       } else if (op == Op::kAllReduce || op == Op::kReduceScatter) {
         ReduceBlocksInWindows(op, x, y, bytes / num_ranks);

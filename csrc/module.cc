@@ -284,18 +284,24 @@ bool ProbePeers() {
   return Joined()->Probe();
 }
 
-std::array<double, 6> MeasureCopyCosts() {
+std::array<double, 7> MeasureCopyCosts() {
   RequireJoined();
-  const auto [cached, large] = MeasureCopies(*Joined());
-  return {cached.leaving, cached.taking, cached.reading,
-          large.leaving,  large.taking,  large.reading};
+  const auto [cache_bytes, cached, large] = MeasureCopies(*Joined());
+  return {static_cast<double>(cache_bytes),
+          cached.leaving,
+          cached.taking,
+          cached.reading,
+          large.leaving,
+          large.taking,
+          large.reading};
 }
 
-void Start(bool may_read, const std::array<double, 6>& costs) {
+void Start(bool may_read, const std::array<double, 7>& costs) {
   RequireJoined();
   Joined()->LetPeersBeRead(
-      may_read, {.cached = {.leaving = costs[0], .taking = costs[1], .reading = costs[2]},
-                 .large = {.leaving = costs[3], .taking = costs[4], .reading = costs[5]}});
+      may_read, {.cache_bytes = static_cast<std::size_t>(costs[0]),
+                 .cached = {.leaving = costs[1], .taking = costs[2], .reading = costs[3]},
+                 .large = {.leaving = costs[4], .taking = costs[5], .reading = costs[6]}});
   Job::Get().Attach(std::move(Joined()));
 }
 
@@ -361,11 +367,12 @@ NB_MODULE(_core, m) {
         "Why calls between processes fail until all attach anew, or None.");
   m.def("probe_peers", &ProbePeers,
         "Whether this process may read the memory of the others, when all have joined.");
-  m.def(
-      "copy_costs", &MeasureCopyCosts, nb::call_guard<nb::gil_scoped_release>(),
-      "What copies between processes take, in nanoseconds for each KiB: into the own window, out "
-      "of another one's, out of another one's memory; then the same of calls that no cache holds. "
-      "All processes call it at once, when they have joined.");
+  m.def("copy_costs", &MeasureCopyCosts, nb::call_guard<nb::gil_scoped_release>(),
+        "From how many bytes on no cache holds a call, and what copies between processes take, in "
+        "nanoseconds for each KiB: into the own window, out of another one's, out of another one's "
+        "memory; then the same of calls that no cache holds. All processes call it at once, when "
+        "they "
+        "have joined.");
   m.def(
       "start", &Start, nb::arg("may_read"), nb::arg("copy_costs"),
       "Begins to use the segment that was joined. Whether processes may read each other's memory, "

@@ -32,9 +32,9 @@ from jaxcoll.diagnosis import black_box, dumps, watcher
 # executions of a device in flight.
 _LANES_PER_DEVICE = 4
 _MIN_LANES = 32
-# Of each call, for each rank of the host: four rounds, see csrc/host/route.h. As much as a core has
-# of L2 cache: what is written again has then left the caches of those who have read it. Measured on
-# 2 and 4 processes: beyond the limit nothing is gained.
+# Of each call, for each rank of the host: four rounds, see csrc/host/route.h. In all about as much
+# as the L2 cache of a core: what is written again has then left the caches of those who have read
+# it. Measured on 2 and 4 processes: beyond the limit nothing is gained.
 _WINDOW_PER_RANK = 512 << 10
 _MAX_WINDOW = 1 << 20
 _ROUNDS_IN_WINDOW = 4

@@ -16,22 +16,24 @@
 #include "host/job.h"
 #include "host/peer_memory.h"
 #include "host/route.h"
+#include "kernels/copy.h"
 
 namespace jaxcoll {
 namespace {
 
 // Large enough that the start of a call, and of a copy, hardly counts.
 constexpr std::size_t kCachedBytes = std::size_t{1} << 20;
-// Of each process's operand and result; with those of two, no last level of 32 MiB holds them.
+// Of each process's operand and result, beside a window: few cores have as much cache.
 constexpr std::size_t kLargeBytes = std::size_t{16} << 20;
 // A round of a window.
 constexpr std::size_t kLeastPieceBytes = 4096;
 // Calls go round among about so many lanes.
 constexpr int kLanes = 3;
-// The least counts of these: the first touch memory, and other programs have the core at times.
-constexpr int kCachedRounds = 3 * kLanes;
+// The least counts of these, since other programs have the core at times; beforehand, memory is
+// touched for the first time.
+constexpr int kCachedRounds = 2 * kLanes;
 constexpr int kLargeRounds = 2;
-constexpr std::int64_t kRehearsalNs = 2'000'000'000;
+constexpr std::int64_t kRehearsalNs = 1'000'000'000;  // of each size
 constexpr int kRehearsalLooks = 1000;
 constexpr int kCrowdedRehearsalLooks = 5;
 // In the place of a step: its process does not go on.
@@ -47,32 +49,38 @@ class Rehearsal {
         before_((mine_ + session.processes().size() - 1) % session.processes().size()),
         piece_bytes_(PieceBytes(segment_.shape().window_bytes, 1, kLargeBytes)),
         num_lanes_(std::min(kLanes, static_cast<int>(segment_.shape().num_lanes))),
-        looks_(session.is_crowded() ? kCrowdedRehearsalLooks : kRehearsalLooks),
-        until_ns_(NowNs() + kRehearsalNs) {}
+        looks_(session.is_crowded() ? kCrowdedRehearsalLooks : kRehearsalLooks) {}
 
   CopyCostsBySize Run() {
     if (piece_bytes_ < kLeastPieceBytes) {  // the job shares hardly any memory
       return {};
     }
     CopyCostsBySize costs;
-    if (!Measure(kCachedBytes, kCachedRounds, costs.cached) ||
-        !Measure(kLargeBytes, kLargeRounds, costs.large)) {
+    costs.cache_bytes = CacheBytes();
+    if (!Measure(kCachedBytes, num_lanes_, kCachedRounds, costs.cached)) {
       seat(mine_).rehearsed.store(kGone, std::memory_order_release);
       return {};
+    }
+    if (!Measure(kLargeBytes, 0, kLargeRounds, costs.large)) {
+      seat(mine_).rehearsed.store(kGone, std::memory_order_release);
+      costs.large = costs.cached;
     }
     return costs;
   }
 
  private:
-  // False: not all have come.
-  bool Measure(std::size_t bytes, int num_rounds, CopyCosts& costs) {
+  // The first rounds don't count. False: not all have come.
+  bool Measure(std::size_t bytes, int num_uncounted, int num_rounds, CopyCosts& costs) {
     from_.resize(bytes);
     to_.resize(bytes);
+    until_ns_ = NowNs() + kRehearsalNs;
     constexpr double kNever = std::numeric_limits<double>::infinity();
-    costs = {.leaving = kNever, .taking = kNever, .reading = kNever};
+    const CopyCosts nothing{.leaving = kNever, .taking = kNever, .reading = kNever};
+    costs = nothing;
     // One way after the other: what another process has read is slower to write, either way.
     bool all_come = true;
-    for (int round = 0; round < num_rounds && all_come; ++round) {
+    for (int round = 0; round < num_uncounted + num_rounds && all_come; ++round) {
+      costs = round == num_uncounted ? nothing : costs;
       lane_ = static_cast<std::size_t>(round % num_lanes_);
       all_come = ThroughWindows(costs);
     }
@@ -172,8 +180,8 @@ class Rehearsal {
   const std::size_t piece_bytes_;
   const int num_lanes_;
   const int looks_;
-  const std::int64_t until_ns_;
   std::vector<std::byte> from_, to_;
+  std::int64_t until_ns_ = 0;
   std::uint64_t step_ = 0;
   std::size_t lane_ = 0;
   bool can_read_ = true;

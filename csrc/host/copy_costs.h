@@ -4,8 +4,6 @@
 #include <cstddef>  // std::size_t
 #include <limits>   // std::numeric_limits
 
-#include "kernels/copy.h"
-
 namespace jaxcoll {
 
 class Session;
@@ -21,19 +19,20 @@ struct CopyCosts {
 
 /// The same for calls that the caches hold, and for larger ones, where a copy less counts for more.
 struct CopyCostsBySize {
+  std::size_t cache_bytes = 0;  ///< from here on, read and written by all ranks, they are large
   CopyCosts cached;
   CopyCosts large;
-  /// Of a call that reads and writes so many bytes, of all ranks.
   [[nodiscard]] const CopyCosts& Of(std::size_t bytes_moved) const {
-    return bytes_moved < CacheBytes() ? cached : large;
+    return bytes_moved < cache_bytes ? cached : large;
   }
   friend bool operator==(const CopyCostsBySize&, const CopyCostsBySize&) = default;
 };
 
 /// Passes memory around all processes of the session, both ways, as a chain of calls does. All of
-/// them do so at this time, before the first call, and once. Takes some 50 ms. Where the
-/// system refuses, another process does not come within two seconds, or windows are smaller than 16
-/// KiB (as where a process is alone on its host), reading costs infinitely much.
+/// them do so at this time, before the first call, and once. Takes some 50 ms of a core that each
+/// has for itself. Where the system refuses, another process does not come within a second, or
+/// windows are smaller than 16 KiB (as where a process is alone on its host), reading costs
+/// infinitely much; where they have only come for small ones, large ones cost the same.
 CopyCostsBySize MeasureCopies(const Session& session);
 
 }  // namespace jaxcoll

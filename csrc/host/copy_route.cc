@@ -3,8 +3,6 @@
 #include <algorithm>  // std::max
 #include <cstring>    // std::memcpy, std::memset
 
-#include "core/align.h"
-
 namespace jaxcoll {
 
 // ---- all_gather and all_to_all ----------------------------------------------------------------

@@ -28,7 +28,8 @@ constexpr std::int64_t kCrowdedSpinNs = 1'000'000;
 constexpr std::size_t kSmallBytes = 4 * kCacheLine;
 // A sleeper looks after the others this often.
 constexpr std::int64_t kNapNs = 50'000'000;
-// Of a window: a call that uses less begins where the last one did, where lines are near.
+// Of a window. A call that uses less begins where the window does, where lines are near; and one
+// that uses more than half of it, which has turns of its own.
 constexpr std::size_t kLeastTurningBytes = std::size_t{8} * 1024;
 
 std::size_t TurningBytes(const Route& route, std::size_t window_bytes) {
@@ -160,7 +161,8 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
   }
   name_ = {.group = group_,
            .site = site_,
-           .occurrence = occurrences_->fetch_add(1, std::memory_order_relaxed) + 1};
+           .occurrence = (occurrences_->fetch_add(1, std::memory_order_relaxed) + 1) &
+                         CallName::kMaxOccurrence};
   tag_ = name_.tag();
   if (spins) {
     return Spin(SpinNs());

@@ -217,7 +217,7 @@ class Exchange : public Pooled {
   const CallNames& names_;
   const Steps steps_;
   const std::size_t window_bytes_;
-  const std::size_t turning_bytes_;  // of a window, from where calls go round in it; else 0
+  const std::size_t turning_bytes_;            // of a window, of calls that go round in it; else 0
   const std::vector<std::int64_t> processes_;  // by seat
   const bool can_read_peers_;
   const CopyCostsBySize copy_costs_;

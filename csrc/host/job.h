@@ -178,8 +178,9 @@ class Session {
   std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, std::atomic<std::uint64_t>*>>
       occurrences_;  // by group and site
 
-  // Lanes go round among as few as possible, whose windows so stay in this core's cache: the one
-  // that was left first is the next, if nobody reads it; else a fresh one.
+  // Lanes go round among as few as possible, which so stay in this core's cache, with small calls'
+  // part of their windows: the one that was left first is the next, if nobody reads it; else a
+  // fresh one.
   SpinLock lanes_lock_;  // guards the next six
   std::uint64_t last_ticket_ = 0, next_served_ = 1;
   std::vector<int> fresh_;

@@ -3,8 +3,6 @@
 #include <algorithm>  // std::max, std::min
 #include <cstring>    // std::memcpy
 
-#include "core/align.h"
-
 namespace jaxcoll {
 namespace {
 

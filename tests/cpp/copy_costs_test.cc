@@ -30,7 +30,8 @@ std::vector<CopyCostsBySize> MeasureIn(const Host& host, std::size_t num_present
 void AllMeasure(Context& context) {
   for (const std::size_t num_processes : {2, 3, 4}) {
     const Host host(num_processes, {.window_bytes = kWindowBytes});
-    for (const auto& [cached, large] : MeasureIn(host, num_processes)) {
+    for (const auto& [cache_bytes, cached, large] : MeasureIn(host, num_processes)) {
+      context.Expect(cache_bytes > 0, "caches hold something");
       for (const CopyCosts& costs : {cached, large}) {
         context.Expect(costs.leaving > 0 && costs.taking > 0 && costs.reading > 0,
                        "copies take time");
@@ -43,7 +44,7 @@ void AllMeasure(Context& context) {
 void NobodyWaitsForOneThatDoesNotCome(Context& context) {
   const Host host(3, {.window_bytes = kWindowBytes});
   const std::int64_t begin_ns = NowNs();
-  for (const auto& [cached, large] : MeasureIn(host, 2)) {
+  for (const auto& [cache_bytes, cached, large] : MeasureIn(host, 2)) {
     context.Expect(std::isinf(cached.reading) && std::isinf(large.reading), "windows are left");
   }
   context.Expect(NowNs() - begin_ns < kLimitNs, "in a moment");
@@ -57,10 +58,10 @@ void TinyWindows(Context& context) {
 }
 
 void LargeCallsHaveCostsOfTheirOwn(Context& context) {
-  const CopyCostsBySize costs{.cached = {.leaving = 1}, .large = {.leaving = 2}};
-  context.Expect(costs.Of(0) == costs.cached && costs.Of(CacheBytes() - 1) == costs.cached,
-                 "what caches hold");
-  context.Expect(costs.Of(CacheBytes()) == costs.large, "what they do not");
+  const CopyCostsBySize costs{
+      .cache_bytes = 1000, .cached = {.leaving = 1}, .large = {.leaving = 2}};
+  context.Expect(costs.Of(0) == costs.cached && costs.Of(999) == costs.cached, "what caches hold");
+  context.Expect(costs.Of(1000) == costs.large, "what they do not");
 }
 
 const Suite suite("copy_costs",

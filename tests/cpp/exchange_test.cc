@@ -183,18 +183,20 @@ std::vector<Op> ReduceOps(std::size_t p, std::size_t processes, std::size_t most
                    {DType::kC128, 515},
                    {DType::kI8, 1}}),
   };
-  // host/reduce_route.cc: one shot fits a window and 64 KiB; a chunk for each process.
-  const std::size_t one_shot = std::min(window / most, std::size_t{65536} / p);
-  const std::size_t chunk = window / 2 / (processes * most + 1) / 64 * 64;
+  // host/reduce_route.cc: one shot fits a window, and 64 KiB of others; a chunk for each process.
+  const std::size_t one_shot = std::min(window / most, std::size_t{65536} / (p - 1));
+  const std::size_t round = window / kRoundsInWindow;
+  const std::size_t chunk = round / (processes * most + 1) / 64 * 64;
   for (const std::size_t bytes : {one_shot, chunk * processes, 2 * chunk * processes,
-                                  3 * chunk * processes, 7 * chunk * processes}) {
+                                  kRoundsInWindow * chunk * processes, 9 * chunk * processes}) {
     for (const std::size_t count : {bytes / 2 - 1, bytes / 2, bytes / 2 + 1}) {
       ops.push_back(AllReduceOp({{DType::kBF16, count}}));
     }
   }
   ops.push_back(AllReduceOp({{DType::kF32, window}, {DType::kF16, 3}}));
-  const std::size_t piece = window / 2 / (p * most) / 64 * 64 / 4;
-  for (const std::size_t inner : Sizes{0, 1, 5, piece - 1, piece, piece + 1, 2 * piece + 1}) {
+  const std::size_t piece = round / (p * most) / 64 * 64 / 4;
+  for (const std::size_t inner :
+       Sizes{0, 1, 5, piece - 1, piece, piece + 1, 2 * piece + 1, kRoundsInWindow * piece + 1}) {
     ops.push_back(ReduceScatterOp(DType::kF32, 1, p, inner));
     ops.push_back(ReduceScatterOp(DType::kF32, 3, p, inner));
   }
@@ -207,9 +209,17 @@ std::vector<Op> ReduceOps(std::size_t p, std::size_t processes, std::size_t most
 
 std::vector<Op> CopyOps(std::size_t p, std::size_t most, std::size_t window) {
   std::vector<Op> ops;
-  const std::size_t whole = std::min<std::size_t>(window / 2 / most / 64 * 64, 131072);
-  const std::size_t piece = std::min<std::size_t>(window / 2 / most / p / 64 * 64, 131072);
-  for (const std::size_t inner : Sizes{0, 1, whole - 1, whole, whole + 1, 3 * whole + 7}) {
+  const std::size_t whole = window / kRoundsInWindow / most / 64 * 64;
+  const std::size_t piece = window / kRoundsInWindow / most / p / 64 * 64;
+  const Sizes around{0,
+                     1,
+                     whole - 1,
+                     whole,
+                     whole + 1,
+                     kRoundsInWindow * whole,
+                     kRoundsInWindow * whole + 1,
+                     7 * whole + 5};
+  for (const std::size_t inner : around) {
     ops.push_back(AllGatherOp(1, p, inner));
     ops.push_back(AllGatherOp(3, p, inner));
   }
@@ -235,7 +245,7 @@ std::vector<Op> CopyOps(std::size_t p, std::size_t most, std::size_t window) {
       holes[r] = p - 1 - r;
     }
   }
-  for (const std::size_t bytes : Sizes{0, 1, whole - 1, whole, whole + 1, 4 * whole + 5}) {
+  for (const std::size_t bytes : around) {
     ops.push_back(PermuteOp(ring, bytes));
     ops.push_back(PermuteOp(holes, bytes));
     for (const std::size_t root : Sizes{0, p / 2, p - 1}) {

@@ -383,7 +383,7 @@ MUTANTS = [
     Mutant(
         "a step waits until what it overwrites was read",
         "csrc/host/exchange.h",
-        "return overwrites ? End(step.phase + 1, round(step) - 2) : 0;",
+        "return overwrites ? End(step.phase + 1, round(step) - kRoundsInWindow) : 0;",
         "return 0;",
         ("exchange", "NoStepReadsOrWritesTooEarly"),
     ),

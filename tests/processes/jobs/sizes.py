@@ -14,7 +14,7 @@ def main() -> None:
     over = mesh()
     size = over.size
     window = _engine.window_bytes()
-    around = [n // 4 for n in (64 << 10, window // 2, window, 3 * window)]
+    around = [n // 4 for n in (64 << 10, window // 4, window, 3 * window)]
     counts = [0, 1, 7, 1023, *(n + step for n in around for step in (-1, 0, 1)), (4 << 20) // 4 + 5]
     rng = np.random.default_rng(0)
     backend = "lax" if jaxcoll.config.backend == "lax" else "native"
