@@ -49,7 +49,8 @@ class Rehearsal {
         before_((mine_ + session.processes().size() - 1) % session.processes().size()),
         piece_bytes_(PieceBytes(segment_.shape().window_bytes, 1, kLargeBytes)),
         num_lanes_(std::min(kLanes, static_cast<int>(segment_.shape().num_lanes))),
-        looks_(session.is_crowded() ? kCrowdedRehearsalLooks : kRehearsalLooks) {}
+        is_crowded_(session.is_crowded()),
+        looks_(is_crowded_ ? kCrowdedRehearsalLooks : kRehearsalLooks) {}
 
   CopyCostsBySize Run() {
     if (piece_bytes_ < kLeastPieceBytes) {  // the job shares hardly any memory
@@ -61,7 +62,9 @@ class Rehearsal {
       seat(mine_).rehearsed.store(kGone, std::memory_order_release);
       return {};
     }
-    if (!Measure(kLargeBytes, 0, kLargeRounds, costs.large)) {
+    if (is_crowded_) {  // it would take long
+      costs.large = costs.cached;
+    } else if (!Measure(kLargeBytes, 0, kLargeRounds, costs.large)) {
       seat(mine_).rehearsed.store(kGone, std::memory_order_release);
       costs.large = costs.cached;
     }
@@ -179,6 +182,7 @@ class Rehearsal {
   const std::size_t before_;
   const std::size_t piece_bytes_;
   const int num_lanes_;
+  const bool is_crowded_;
   const int looks_;
   std::vector<std::byte> from_, to_;
   std::int64_t until_ns_ = 0;

@@ -32,7 +32,8 @@ struct CopyCostsBySize {
 /// them do so at this time, before the first call, and once. Takes some 50 ms of a core that each
 /// has for itself. Where the system refuses, another process does not come within a second, or
 /// windows are smaller than 16 KiB (as where a process is alone on its host), reading costs
-/// infinitely much; where they have only come for small ones, large ones cost the same.
+/// infinitely much. Where processes share cores, or come for small ones only, large ones cost as
+/// much as these.
 CopyCostsBySize MeasureCopies(const Session& session);
 
 }  // namespace jaxcoll
