@@ -3,23 +3,25 @@
     python benchmarks/matmul.py [--devices 2,4,8] [--processes 2] [--rounds 20]
 
 For each shape, in turn and in one run: our call, native and as `auto` has it, the collective and
-the matmul on lax, the ring of `lax.ppermute` and matmuls, the matmul alone, of all blocks, which is
-the limit, and our collective alone. Results are compared with the first.
+the matmul on lax, the ring of `lax.ppermute` and matmuls, the matmul alone, of all blocks, and our
+collective alone; between processes also what getting at the blocks takes (block_moves.py). Results
+are compared with the first. Shapes that seem to miss an aim run in further jobs.
 """
 
 import argparse
+import functools as ft
 import itertools as it
 import json
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import block_moves
 import matmul_report
 import numpy as np
+import paired_rounds
 from environment import environment
 from shared import command, job, save
 
@@ -30,19 +32,18 @@ ROWS, SIDES = (32, 128, 512, 1024, 4096), (128, 1024, 4096)
 # Of other sides, from the design's table.
 MORE = ((128, 512, 512), (1024, 1024, 256), (512, 1024, 256), (1024, 256, 1024))
 BUDGET_S = 1.0  # of a shape
-# So many times as long, at most, where an aim seems to be missed: all rounds count.
-MOST_PASSES = 4
-NOT_SLOWER = 0.95  # lax's better form over auto
-# Auto over the matmul alone, between processes, from that many multiplications of a rank's block.
-NEAR_ALONE, LARGE = 1.05, 1024 * 1024 * 256
+LEAST_ROUNDS = 5
+# So many more where an aim seems to be missed, and of all large shapes between processes, whose aim
+# is near the noise: all rounds count, whatever they show.
+MORE_JOBS = 2
 MOST_PRODUCTS = 2**35  # of all ranks: about a second on two cores
-OURS, THEIRS = ("native", "auto"), ("two steps", "ring")
-WAYS = (*OURS, *THEIRS, "alone", "collective")
 KINDS = ("all_gather_matmul", "matmul_reduce_scatter")
+
+Shape = tuple[int, int, int]
 
 
 def ways(kind: str, axis: str) -> dict[str, Callable[..., Any]]:
-    """Returns a function of (x, w) for each way."""
+    """Returns a function of (x, w) for each way, but of other operands for the last two."""
     import jax.numpy as jnp
     from jax import lax
 
@@ -76,69 +77,76 @@ def ways(kind: str, axis: str) -> dict[str, Callable[..., Any]]:
             "auto": lambda x, w: jaxcoll.all_gather_matmul(x, w, axis),
             "two steps": lambda x, w: lax.all_gather(x, axis, tiled=True) @ w,
             "ring": ring_gather,
-            "alone": lambda x, w: jnp.concatenate([x] * lax.axis_size(axis)) @ w,
-            "collective": lambda x, w: jaxcoll.all_gather(x, axis, tiled=True),
+            "alone": lambda gathered, w: gathered @ w,
+            "collective": lambda x: jaxcoll.all_gather(x, axis, tiled=True),
         }
     return {
         "native": lambda x, w: jaxcoll.matmul_reduce_scatter(x, w, axis, backend="native"),
         "auto": lambda x, w: jaxcoll.matmul_reduce_scatter(x, w, axis),
         "two steps": lambda x, w: lax.psum_scatter(x @ w, axis, tiled=True),
         "ring": ring_scatter,
-        "alone": lambda x, w: (x @ w)[: x.shape[0] // lax.axis_size(axis)],
-        "collective": lambda x, w: jaxcoll.reduce_scatter(
-            jnp.zeros((x.shape[0], w.shape[1]), x.dtype) + w[0, 0], axis, tiled=True
-        ),
+        "alone": lambda x, w: x @ w,
+        "collective": lambda y: jaxcoll.reduce_scatter(y, axis, tiled=True),
     }
 
 
-def seconds(f: Callable[..., Any], *arguments: Any) -> float:
-    import jax
-
-    begin = time.perf_counter()
-    jax.block_until_ready(f(*arguments))
-    return time.perf_counter() - begin
-
-
-def shapes(p: int) -> list[tuple[int, int, int]]:
+def shapes(p: int) -> list[Shape]:
     """Returns the shapes for so many ranks."""
     grid = {*it.product(ROWS, SIDES, SIDES), *MORE}
     return sorted(shape for shape in grid if p * p * math.prod(shape) <= MOST_PRODUCTS)
 
 
-def num_rounds(seconds_of_one: float, most: int) -> int:
-    """Returns how many rounds fit in a few seconds: at least 3."""
-    return as_first_process(int(min(most, max(3, BUDGET_S / seconds_of_one))))
-
-
-def as_first_process(number: int) -> int:
-    """Returns what the first process of the job has."""
+def measure(kind: str, shape: Shape, most_rounds: int) -> dict[str, Any]:
+    """Measures a shape on all devices of this job; returns seconds by way and round."""
+    import jax
     from jax.experimental import multihost_utils
+    from jax.sharding import PartitionSpec as P
 
-    return int(multihost_utils.broadcast_one_to_all(np.int32(number))) if several() else number
+    import jaxcoll
 
+    p, (m, k, n) = jax.device_count(), shape
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, P("x"))
+    rng = np.random.default_rng(0)
 
-def figures(times: dict[str, list[float]]) -> dict[str, float]:
-    """Returns medians over the rounds, of ratios in each."""
-    better = min(THEIRS, key=lambda way: statistics.median(times[way]))
-    rounds = [dict(zip(WAYS, row, strict=True)) for row in zip(*times.values(), strict=True)]
-    return {
-        "ratio": statistics.median(t[better] / t["native"] for t in rounds),
-        "auto ratio": statistics.median(t[better] / t["auto"] for t in rounds),
-        "beside alone": statistics.median(t["auto"] / t["alone"] for t in rounds),
-        # 1: all communication, or all computation, was hidden.
-        "hidden": statistics.median(
-            (t["collective"] + t["alone"] - t["auto"]) / min(t["collective"], t["alone"])
-            for t in rounds
-        ),
+    def placed(values: np.ndarray) -> Any:
+        return jax.make_array_from_callback(values.shape, sharding, lambda i: values[i])
+
+    def drawn(*shape: int) -> Any:
+        return placed(rng.integers(-3, 4, shape).astype(np.float32))
+
+    def on_all(f: Callable[..., Any]) -> Any:
+        mapped = jax.shard_map(
+            lambda *of_rank: f(*(a[0] for a in of_rank))[None],
+            mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False,
+        )  # fmt: skip
+        return jax.jit(mapped)
+
+    gathers = kind == "all_gather_matmul"
+    x, w = drawn(p, m if gathers else p * m, k), drawn(p, k, n)
+    of_all_rows = drawn(p, p * m, k) if gathers else x
+    operands = {
+        "alone": (of_all_rows, w),
+        "collective": (x if gathers else placed(np.zeros((p, p * m, n), np.float32)),),
     }
-
-
-def misses(row: dict[str, Any], several_processes: bool) -> str:
-    """Says which aim of the design a row misses, or ""."""
-    if row["auto ratio"] < NOT_SLOWER:
-        return "slower than lax"
-    is_large = several_processes and row["m"] * row["k"] * row["n"] >= LARGE
-    return "beyond alone" if is_large and row["beside alone"] > NEAR_ALONE else ""
+    programs = {
+        way: ft.partial(on_all(f), *operands.get(way, (x, w))) for way, f in ways(kind, "x").items()
+    }
+    meet = ft.partial(on_all(lambda w: jaxcoll.all_reduce(w[0, :1], "x")), w)
+    results = {way: programs[way]() for way in ("native", "auto", *matmul_report.THEIRS)}
+    shards = {way: [np.asarray(s.data) for s in y.addressable_shards] for way, y in results.items()}
+    equal = all(
+        np.array_equal(one, other)
+        for of_way in shards.values()
+        for one, other in zip(of_way, shards["native"], strict=True)
+    )
+    if several():
+        equal = bool(multihost_utils.process_allgather(np.array([equal])).all())
+        programs |= block_moves.ways(4 * m * (k if gathers else n))
+    made = {way: [program] for way, program in programs.items()}
+    found = paired_rounds.measure(made, meet, BUDGET_S, LEAST_ROUNDS, most_rounds)
+    times = {way: of[0] for way, of in found.items()}
+    return {"kind": kind, "m": m, "k": k, "n": n, "equal": equal, "times": times}
 
 
 def several() -> bool:
@@ -147,53 +155,31 @@ def several() -> bool:
     return jax.process_count() > 1
 
 
-def measure(rounds: int) -> list[dict[str, Any]]:
-    """Measures all shapes on all devices of this job."""
-    import jax
-    from jax.sharding import PartitionSpec as P
+def measured(processes: int, devices: int, rounds: int) -> list[dict[str, Any]]:
+    """Returns a layout's rows, of all jobs together."""
+    layout = {"processes": processes, "devices": devices}
 
-    p = jax.device_count()
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
-    sharding = jax.sharding.NamedSharding(mesh, P("x"))
-    rows = []
-    for kind in KINDS:
-        for m, k, n in shapes(p):
-            rng = np.random.default_rng(0)
-            of_rank = m if kind == "all_gather_matmul" else p * m
-            shape_x, shape_w = (p, of_rank, k), (p, k, n)
-            xs, ws = (rng.integers(-3, 4, shape).astype(np.float32) for shape in (shape_x, shape_w))
-            x, w = (
-                jax.make_array_from_callback(a.shape, sharding, lambda i, a=a: a[i])
-                for a in (xs, ws)
-            )
-            functions = {
-                way: jax.jit(
-                    jax.shard_map(
-                        lambda x, w, f=f: f(x[0], w[0])[None],
-                        mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False,
-                    )
-                )
-                for way, f in ways(kind, "x").items()
-            }  # fmt: skip
-            results = {way: jax.block_until_ready(f(x, w)) for way, f in functions.items()}
-            local = {way: np.asarray(y.addressable_data(0)) for way, y in results.items()}
-            equal = all((local[way] == local["native"]).all() for way in ("auto", *THEIRS))
-            one = sum(seconds(functions[way], x, w) for way in WAYS)
-            times: dict[str, list[float]] = {way: [] for way in WAYS}
-            row: dict[str, Any] = {"kind": kind, "m": m, "k": k, "n": n, "equal": equal}
-            for _ in range(MOST_PASSES):
-                for number in range(num_rounds(one, rounds)):
-                    for way in WAYS[:: 1 if number % 2 == 0 else -1]:
-                        times[way].append(seconds(functions[way], x, w))
-                row |= figures(times)
-                if not as_first_process(bool(misses(row, several()))):
-                    break
-            rows.append(
-                row
-                | {"rounds": len(times["auto"]), "misses": misses(row, several())}
-                | {way: 1e3 * statistics.median(times[way]) for way in WAYS}
-            )
-    return rows
+    def rows_of(wanted: list[tuple[str, Shape]]) -> Any:
+        arguments = ("--child", json.dumps(wanted), "--rounds", rounds)
+        for row in job(__file__, processes, devices, *arguments):
+            yield (row["kind"], (row["m"], row["k"], row["n"])), layout | row
+
+    joined = dict(rows_of([(kind, s) for kind in KINDS for s in shapes(processes * devices)]))
+    again = [
+        key
+        for key, row in joined.items()
+        if matmul_report.is_large(row) or matmul_report.figures(row)["misses"]
+    ]
+    for _ in range(MORE_JOBS if again else 0):
+        for key, row in rows_of(again):
+            before = joined[key]
+            before["equal"] &= row["equal"]
+            for way, of in row["times"].items():
+                before["times"][way] += of
+    for row in joined.values():
+        row |= matmul_report.figures(row)
+        del row["times"]  # too many to keep
+    return [*joined.values()]
 
 
 def main() -> None:
@@ -202,23 +188,20 @@ def main() -> None:
     parser.add_argument("--processes", default="2", help="of one device")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
         import jax
 
-        for row in measure(chosen.rounds):
+        for kind, shape in chosen.child:
+            row = measure(kind, tuple(shape), chosen.rounds)
             if jax.process_index() == 0:
                 print(json.dumps(row), flush=True)
         return
     of = environment()
     layouts = [(1, int(d)) for d in chosen.devices.split(",") if d]
     layouts += [(int(p), 1) for p in chosen.processes.split(",") if p]
-    rows = [
-        {"processes": processes, "devices": devices, **row}
-        for processes, devices in layouts
-        for row in job(__file__, processes, devices, "--child", "--rounds", chosen.rounds)
-    ]
+    rows = [row for layout in layouts for row in measured(*layout, chosen.rounds)]
     result = {
         "command": command(),
         "environment": of,

@@ -14,6 +14,8 @@ Row = dict[str, Any]
 OTHERS = ("lax", "mpi4jax")
 # Of all rows that a library can be compared in, for each number of processes, chained and single.
 MEAN_AIMS = {"mpi4jax": 2.0}
+# The time of a data-parallel training step on lax over ours, by the number of processes.
+STEP_AIMS = {2: 1.3}
 # What is to be the least that a call takes is none where somebody takes so much less.
 BEATEN = 0.9
 
@@ -57,6 +59,17 @@ def verdict_of(row: Row, other: str) -> str:
     if wanted is None:
         return ""
     return verdict(row[f"{other}_over_native"], wanted, at_most(row, other))
+
+
+def verdict_of_step(row: Row) -> str:
+    """Returns what became of a training step's aim; "" where it has none.
+
+    At most it is lax's time over that of the step alone, without communication.
+    """
+    wanted = STEP_AIMS.get(row["processes"])
+    if wanted is None:
+        return ""
+    return verdict(row["lax_over_native"], wanted, row["lax_over_alone"])
 
 
 def mean(rows: list[Row], other: str) -> tuple[float, float | None, str]:

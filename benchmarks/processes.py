@@ -12,7 +12,6 @@ import functools as ft
 import importlib.util
 import json
 import os
-import random
 import shutil
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ from typing import Any
 import bare_chains
 import mpi4jax_chains
 from environment import environment, machine
+from paired_rounds import Programs, measure
 
 VARIANTS = ("native", "lax", "mpi4jax")
 # Ratios of a row.
@@ -36,9 +36,6 @@ HERE = Path(__file__).resolve().parent
 SIZES = (256, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 # Seconds that the variants of one measurement may take together, about.
 BUDGET_S = 2.0
-
-# A variant's chains, by length.
-Programs = dict[str, list[Callable[[], Any]]]
 
 
 def main() -> None:
@@ -219,44 +216,6 @@ def columns(times: dict[str, list[float]]) -> dict[str, Any]:
             pairs = zip(times[one], times[other], strict=True)
             found[f"{one}_over_{other}"] = round(statistics.median(a / b for a, b in pairs), 3)
     return {**found, "rounds": len(times["native"])}
-
-
-def measure(
-    programs: Programs, meet: Callable[[], Any], budget_s: float, least_rounds: int
-) -> dict[str, list[list[float]]]:
-    """Returns seconds by variant, length and round; all variants run in each round.
-
-    Their order is drawn anew for each round: what runs after Gloo has its threads beside it. Times
-    are from when all processes are ready until the last has its result: a root that sends may go on
-    long before, and would charge the next variant with what the others have yet to do.
-    """
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    for of in programs.values():
-        for program in of:
-            jax.block_until_ready(program())
-    begin = time.perf_counter()
-    for of in programs.values():
-        for program in of:
-            jax.block_until_ready(program())
-    once = time.perf_counter() - begin
-    wanted = np.int32(min(60, max(least_rounds, budget_s / once)))
-    rounds = int(multihost_utils.broadcast_one_to_all(wanted))  # the same on all
-    names = list(programs)
-    seconds: dict[str, list[list[float]]] = {name: [[], [], []] for name in names}
-    rng = random.Random(0)  # the same on all
-    for _ in range(rounds):
-        for name in rng.sample(names, len(names)):
-            for i, program in enumerate(programs[name]):
-                jax.block_until_ready(meet())
-                start = time.perf_counter()
-                jax.block_until_ready(program())
-                seconds[name][i].append(time.perf_counter() - start)
-    of_all = multihost_utils.process_allgather(np.array([seconds[name] for name in names]))
-    longest = of_all.max(axis=0)
-    return {name: longest[i].tolist() for i, name in enumerate(names)}
 
 
 def slopes(short: list[float], long: list[float], short_calls: int, long_calls: int) -> list[float]:

@@ -1,17 +1,25 @@
-"""A data-parallel training step of a small Transformer across processes, ours beside lax's."""
+"""A data-parallel training step of a small Transformer across processes, ours beside lax's.
 
+And beside the same step without communication, *alone*, whose time no library can undercut.
+"""
+
+import functools as ft
 import statistics
-import time
 from typing import Any
+
+from paired_rounds import measure
+
+# Seconds of the whole measurement are so many times those of a call's.
+BUDGETS = 4
+LEAST_ROUNDS = 10
 
 
 def run(budget_s: float) -> list[dict[str, Any]]:
-    """Measures the step with each backend, in turn; one row."""
+    """Measures the step each way, in turn; one row."""
     import jax
     import jax.numpy as jnp
     import numpy as np
     import optax
-    from jax.experimental import multihost_utils
 
     import jaxcoll
     from jaxcoll.models import TransformerLM
@@ -27,17 +35,22 @@ def run(budget_s: float) -> list[dict[str, Any]]:
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
     def step(backend: Any) -> Any:
+        communicates = backend is not None
+
         def train_step(params: Any, opt_state: Any, tokens: Any) -> Any:
-            local = jax.lax.pcast(params, "data", to="varying")
+            local = jax.lax.pcast(params, "data", to="varying") if communicates else params
             value, grads = jax.value_and_grad(loss)(local, tokens)
-            value, grads = jaxcoll.all_reduce((value, grads), "data", op="mean", backend=backend)
+            if communicates:
+                both = (value, grads)
+                value, grads = jaxcoll.all_reduce(both, "data", op="mean", backend=backend)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, value
 
         specs = jax.P()
         mapped = jax.shard_map(
-            train_step, mesh=mesh, in_specs=(specs, specs, jax.P("data")), out_specs=specs
-        )
+            train_step, mesh=mesh, in_specs=(specs, specs, jax.P("data")), out_specs=specs,
+            check_vma=communicates,  # alone, results differ
+        )  # fmt: skip
         return jax.jit(mapped)
 
     replicated = jax.NamedSharding(mesh, jax.P())
@@ -51,31 +64,37 @@ def run(budget_s: float) -> list[dict[str, Any]]:
     sharding = jax.NamedSharding(mesh, jax.P("data"))
     tokens = jax.make_array_from_callback(shape, sharding, tokens.__getitem__)
 
-    steps = {"native": step("native"), "lax": step("lax")}
-    losses = {}
-    for name, function in steps.items():
-        for _ in range(2):
-            losses[name] = float(jax.block_until_ready(function(params, opt_state, tokens))[2])
-    begin = time.perf_counter()
-    for function in steps.values():
-        jax.block_until_ready(function(params, opt_state, tokens))
-    wanted = np.int32(min(60, max(5, 4 * budget_s / (time.perf_counter() - begin))))
-    rounds = int(multihost_utils.broadcast_one_to_all(wanted))
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for done in range(rounds):
-        for name in list(steps)[:: 1 if done % 2 else -1]:
-            start = time.perf_counter()
-            jax.block_until_ready(steps[name](params, opt_state, tokens))
-            seconds[name].append(time.perf_counter() - start)
-    ratios = [a / b for a, b in zip(seconds["lax"], seconds["native"], strict=True)]
+    steps = {
+        name: ft.partial(step(backend), params, opt_state, tokens)
+        for name, backend in (("native", "native"), ("lax", "lax"), ("alone", None))
+    }
+    losses = {name: float(jax.block_until_ready(steps[name]())[2]) for name in ("native", "lax")}
+    meet = jax.jit(
+        jax.shard_map(
+            lambda: jaxcoll.all_reduce(jnp.ones(1), "data"),
+            mesh=mesh,
+            in_specs=(),
+            out_specs=jax.P(),
+            check_vma=False,
+        )
+    )
+    made = {name: [function] for name, function in steps.items()}
+    measured = measure(made, meet, BUDGETS * budget_s, LEAST_ROUNDS)
+    seconds = {name: of[0] for name, of in measured.items()}
+
+    def over(one: str, other: str) -> float:
+        pairs = zip(seconds[one], seconds[other], strict=True)
+        return round(statistics.median(a / b for a, b in pairs), 3)
+
     return [
         {
             "processes": p,
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
             "tokens_per_step": batch * p * context,
             **{f"{name}_ms": round(statistics.median(t) * 1e3, 2) for name, t in seconds.items()},
-            "lax_over_native": round(statistics.median(ratios), 3),
-            "rounds": rounds,
+            "lax_over_native": over("lax", "native"),
+            "lax_over_alone": over("lax", "alone"),
+            "rounds": len(seconds["native"]),
             "losses": losses,
         }
     ]

@@ -24,6 +24,7 @@ from jax.extend.core import Primitive
 from jaxcoll import _compat, _crossovers, _cuda, _door, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
+from jaxcoll._environment import num_cpus
 from jaxcoll._host import host
 from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, watcher
@@ -330,7 +331,9 @@ def window_bytes() -> int:
 
 def has_spare_cores() -> bool:
     """Tells whether a process of this host may run on more cores than it has devices."""
-    return _state.has_spare_cores
+    if jax.process_count() > 1:
+        return _state.has_spare_cores  # the same for all, as programs have to be
+    return num_cpus() > jax.local_device_count()
 
 
 def depends_on_places(primitive: Primitive) -> None:

@@ -76,6 +76,15 @@ def test_verdicts(
     assert process_aims.verdict_of(measured, "lax") == ""
 
 
+@pytest.mark.parametrize(
+    ("processes", "ratio", "best", "expected"),
+    [(2, 1.3, 1.4, "met"), (2, 1.2, 1.29, "limit"), (2, 1.2, 1.3, "open"), (4, 1.0, 1.1, "")],
+)
+def test_what_became_of_the_training_step(processes: int, ratio: float, best: float, expected: str):
+    step = {"processes": processes, "lax_over_native": ratio, "lax_over_alone": best}
+    assert process_aims.verdict_of_step(step) == expected
+
+
 def test_means():
     two = [
         row(mpi4jax_over_native=1.0, mpi4jax_over_least=1.0, native_over_least=1.0),
@@ -100,10 +109,13 @@ def test_the_page():
         row(bytes=1 << 20, mpi4jax_us=1.0, mpi4jax_over_native=1.0),
     ]
     environment = {"date": "2026-01-01", "cores": 2, "cpu": "A", "jax": "1", "python": "3"}
+    step = {"processes": 2, "parameters": 1000, "tokens_per_step": 8, "rounds": 10}
+    step |= {"native_ms": 4.0, "lax_ms": 5.0, "alone_ms": 3.9}
+    step |= {"lax_over_native": 1.25, "lax_over_alone": 1.28}
     results = {
         "environment": environment,
         "processes": rows,
-        "train_step": [],
+        "train_step": [step],
         "command": "a command",
     }
     lines = process_report.markdown(results).splitlines()
@@ -120,5 +132,6 @@ def test_the_page():
         "| 2 | ppermute | 1 MiB | chained | mpi4jax | 1.0 |  | 1.2 |  | open |",
     ]
     assert "| 2 | ppermute | 256 B | 1.0 | 1.1 | 0.8 | 0.2 |" in lines
+    assert lines[-1] == "| 2 | 1,000 | 8 | 4.0 | 5.0 | 3.9 | 1.25 | 1.28 | 1.3 | limit | 10 |"
     widths = {line.count("|") for line in lines if line.startswith("| ") and "window" in line}
     assert widths == {lines[lines.index(shown) - 1].count("|")}

@@ -10,12 +10,12 @@
 namespace jaxcoll {
 namespace {
 
-// Of a part, which stays in the cache of a core.
+// Of a part, which stays in the cache of a core, unless it had fewer rows than these: see
+// kBlockPanelRows in block_matmul.cc.
 constexpr std::size_t kPartBytes = std::size_t{1} << 20;
-// See kBlockPanelRows in block_matmul.cc.
-constexpr std::size_t kLeastPartRows = 64, kMostPartRows = 512;
+constexpr std::size_t kLeastPartRows = 256, kMostPartRows = 512;
 // Longer rows would take too much scratch memory.
-constexpr std::size_t kMostRowBytes = std::size_t{256} << 10;
+constexpr std::size_t kMostRowBytes = std::size_t{64} << 10;
 
 std::size_t PartRows(const MatmulLayout& layout) {
   const std::size_t fit = kPartBytes / (layout.inner * SizeOf(layout.dtype));
@@ -27,10 +27,13 @@ std::size_t PartRows(const MatmulLayout& layout) {
 DirectMatmul::DirectMatmul(const MatmulLayout& layout, const Membership& members)
     : layout_(layout), members_(members), part_rows_(PartRows(layout)) {}
 
-bool DirectMatmul::IsFaster(const MatmulLayout& layout, const Membership& members) {
+bool DirectMatmul::IsFaster(const MatmulLayout& layout, const Membership& members,
+                            const RouteOptions& options) {
   return layout.kind == MatmulKind::kGatherRows && !layout.x_is_transposed &&
          layout.inner * SizeOf(layout.dtype) <= kMostRowBytes &&
-         IsWorthReading((members.num_ranks() - 1) * layout.x_bytes(), layout.x_bytes());
+         IsWorthReading((members.num_ranks() - 1) * layout.x_bytes(), layout.x_bytes()) &&
+         IsReadingFaster(options, members, /*leaves_once=*/true,
+                         [](std::size_t, std::size_t) { return true; });
 }
 
 bool DirectMatmul::Run(std::size_t phase, std::size_t /*round*/, const Buffers& local,

@@ -21,13 +21,22 @@ void AddRows(std::byte* to, std::size_t to_step, const std::byte* from, std::siz
   }
 }
 
+// The most ranks that one process leaves something for.
+std::size_t MostTargets(const Membership& members) {
+  std::size_t most = 0;
+  for (std::size_t process = 0; process < members.num_processes(); ++process) {
+    most = std::max(most, members.num_ranks() - members.num_ranks_of(process));
+  }
+  return most;
+}
+
 }  // namespace
 
 MatmulRoute::MatmulRoute(const MatmulLayout& layout, const Membership& members,
                          std::size_t window_bytes)
     : layout_(layout),
       members_(members),
-      slots_in_round_(members.most_ranks() * (layout.gathers() ? 1 : members.num_ranks())) {
+      slots_in_round_(members.most_ranks() * (layout.gathers() ? 1 : MostTargets(members))) {
   const std::size_t width = layout.gathers() ? layout.inner : layout.columns;
   slot_bytes_ =
       PieceBytes(window_bytes, slots_in_round_, layout.rows * width * SizeOf(layout.dtype));
@@ -41,9 +50,12 @@ MatmulRoute::MatmulRoute(const MatmulLayout& layout, const Membership& members,
   num_parts_ = (width + part_width_ - 1) / part_width_;
 }
 
-std::size_t MatmulRoute::At(std::size_t round, std::size_t target, std::size_t position) const {
-  return RoundBegin(round, round_bytes()) +
-         ((layout_.gathers() ? 0 : target) * members_.most_ranks() + position) * slot_bytes_;
+std::size_t MatmulRoute::At(std::size_t round, std::size_t source, std::size_t target) const {
+  std::size_t slot = 0;
+  for (std::size_t rank = 0; rank < target && !layout_.gathers(); ++rank) {
+    slot += members_.process_of(rank) == members_.process_of(source) ? 0 : members_.most_ranks();
+  }
+  return RoundBegin(round, round_bytes()) + (slot + members_.position(source)) * slot_bytes_;
 }
 
 MatmulPart MatmulRoute::Part(std::size_t round) const {
@@ -90,14 +102,14 @@ void MatmulRoute::Leave(std::size_t round, const MatmulPart& part, const Buffers
   for (std::size_t j = 0; j < local.num_ranks; ++j) {
     const void* const x = local.operands[j];
     if (layout_.gathers()) {
-      LeaveX(part, static_cast<const std::byte*>(x), window + At(round, 0, j));
+      LeaveX(part, static_cast<const std::byte*>(x), window + At(round, members_.my_ranks()[j], 0));
       continue;
     }
     const std::size_t source = members_.my_ranks()[j];
     for (std::size_t target = 0; target < members_.num_ranks(); ++target) {
       if (!members_.is_mine(target)) {
         MultiplyPart(layout_, part, source, target, x, local.operands[local.num_ranks + j],
-                     window + At(round, target, j), false, part.width);
+                     window + At(round, source, target), false, part.width);
       }
     }
   }
@@ -106,6 +118,8 @@ void MatmulRoute::Leave(std::size_t round, const MatmulPart& part, const Buffers
 void MatmulRoute::Meanwhile(std::size_t round, const Buffers& local) const {
   if (layout_.kind == MatmulKind::kGatherRows) {
     Gather(round, members_.mine(), local, nullptr);
+  } else if (!layout_.gathers() && round == 0) {
+    MultiplyOwn(local);
   }
 }
 
@@ -145,31 +159,33 @@ void MatmulRoute::MultiplyX(std::size_t round, std::size_t source, std::size_t t
   if (members_.is_mine(source)) {
     MultiplyPart(layout_, part, source, target, local.operands[j], w, local.results[t], adds);
   } else {
-    MultiplyPackedPart(layout_, part, source, window + At(round, 0, j), w, local.results[t], adds);
+    MultiplyPackedPart(layout_, part, source, window + At(round, source, 0), w, local.results[t],
+                       adds);
+  }
+}
+
+void MatmulRoute::MultiplyOwn(const Buffers& local) const {
+  const MatmulPart all{.begin = 0, .count = layout_.rows, .first = 0, .width = layout_.columns};
+  for (std::size_t t = 0; t < local.num_ranks; ++t) {
+    for (std::size_t j = 0; j < local.num_ranks; ++j) {
+      MultiplyPart(layout_, all, members_.my_ranks()[j], members_.my_ranks()[t], local.operands[j],
+                   local.operands[local.num_ranks + j], local.results[t], j > 0);
+    }
   }
 }
 
 void MatmulRoute::AddUp(std::size_t round, const MatmulPart& part, const Buffers& local,
                         const Processes& processes) const {
-  const std::size_t size = SizeOf(layout_.dtype);
   for (const std::size_t target : members_.my_ranks()) {
-    auto* const y = static_cast<std::byte*>(local.results[members_.position(target)]);
-    std::byte* const to = y + (part.begin * layout_.columns + part.first) * size;
+    std::byte* const to = static_cast<std::byte*>(local.results[members_.position(target)]) +
+                          (part.begin * layout_.columns + part.first) * SizeOf(layout_.dtype);
     for (std::size_t source = 0; source < members_.num_ranks(); ++source) {
-      const std::size_t j = members_.position(source);
       if (members_.is_mine(source)) {
-        MultiplyPart(layout_, part, source, target, local.operands[j],
-                     local.operands[local.num_ranks + j], y, source > 0);
         continue;
       }
       const std::byte* const from =
-          processes.windows[members_.process_of(source)] + At(round, target, j);
-      if (source == 0) {
-        for (std::size_t row = 0; row < part.count; ++row) {
-          std::memcpy(to + row * layout_.columns * size, from + row * part.width * size,
-                      part.width * size);
-        }
-      } else if (layout_.dtype == DType::kF64) {
+          processes.windows[members_.process_of(source)] + At(round, source, target);
+      if (layout_.dtype == DType::kF64) {
         AddRows<double>(to, layout_.columns, from, part.count, part.width);
       } else {
         AddRows<float>(to, layout_.columns, from, part.count, part.width);

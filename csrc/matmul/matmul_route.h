@@ -10,8 +10,10 @@ namespace jaxcoll {
 
 /// In parts that fit the windows. Gathering kinds: a process leaves a part of its ranks' x, the
 /// others multiply it where it lies. Scattering kinds: a process multiplies what others get and
-/// leaves the products, the others add them up. Each sum is in rank order. With kGatherRows there
-/// are none: a process's own blocks are multiplied at once, the others' as they come.
+/// leaves the products, the others add them up. A process's own blocks are multiplied at once but
+/// for kGatherInner, and with kGatherRows the others' as they come. Sums have an order: that of the
+/// ranks, of kGatherInner in each part, of scattering kinds after the products of the process
+/// itself, which take the BLAS less time as a whole.
 class MatmulRoute final : public Route {
  public:
   MatmulRoute(const MatmulLayout& layout, const Membership& members, std::size_t window_bytes);
@@ -29,9 +31,9 @@ class MatmulRoute final : public Route {
                           const Processes& processes) const override;
 
  private:
-  /// Where a process's window holds what its rank at `position` leaves for rank `target`, or for
-  /// all.
-  [[nodiscard]] std::size_t At(std::size_t round, std::size_t target, std::size_t position) const;
+  /// Where a process's window holds what its rank `source` leaves for rank `target`, of another
+  /// process, or for all.
+  [[nodiscard]] std::size_t At(std::size_t round, std::size_t source, std::size_t target) const;
   [[nodiscard]] MatmulPart Part(std::size_t round) const;
   /// Leaves a part of x, packed as it lies.
   void LeaveX(const MatmulPart& part, const std::byte* x, std::byte* to) const;
@@ -43,6 +45,8 @@ class MatmulRoute final : public Route {
   void GatherSums(std::size_t round, const Buffers& local, const Processes& processes) const;
   void MultiplyX(std::size_t round, std::size_t source, std::size_t target, const Buffers& local,
                  const std::byte* window, bool adds) const;
+  /// The products that this process's ranks get of each other.
+  void MultiplyOwn(const Buffers& local) const;
   void AddUp(std::size_t round, const MatmulPart& part, const Buffers& local,
              const Processes& processes) const;
 

@@ -1,6 +1,7 @@
 """all_gather_matmul: the blocks of all ranks, multiplied as they come.
 
-Bytes moved per rank: p * S read, for a block of S bytes; in one process none is copied.
+Bytes moved per rank: p * S read, for a block of S bytes. In one process none is copied, unless
+blocks have few rows.
 """
 
 from typing import Any
@@ -52,9 +53,9 @@ def all_gather_matmul(
         once, in parts.
     Differentiable: yes; dx is a `matmul_reduce_scatter`, dw an `all_gather_matmul` again. A batch
         of `w` under `vmap` is done in two steps.
-    Deterministic: yes; with -1 the products of blocks are added in the ranks' order, so that equal
-        `w` give equal bits on all ranks; other bits on another layout of processes. Half precision
-        is summed in float32 and rounded once.
+    Deterministic: yes; with -1 the products of blocks, or of parts of them, are added in the ranks'
+        order, so that equal `w` give equal bits on all ranks; other bits on another layout of
+        processes. Half precision is summed in float32 and rounded once.
     Source: Wang et al., "Overlap Communication with Dependent Computation via Decomposition in
         Large Deep Learning Models" (2023).
 

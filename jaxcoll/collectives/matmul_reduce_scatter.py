@@ -1,6 +1,7 @@
 """matmul_reduce_scatter: each rank gets its block of the sum of all ranks' products.
 
-Bytes moved per rank: p * S, for a block of the result of S bytes; in one process none is copied.
+Bytes moved per rank: p * S, for a block of the result of S bytes. In one process none is copied,
+unless blocks have few rows.
 """
 
 from typing import Any
@@ -51,8 +52,8 @@ def matmul_reduce_scatter(
         across processes each is copied once and added.
     Differentiable: yes; dx is an `all_gather_matmul`, and so is dw. A batch of `w` under `vmap` is
         done in two steps.
-    Deterministic: yes; products are added in the ranks' order, in other parts on another layout of
-        processes. Half precision is summed in float32 and rounded once.
+    Deterministic: yes; products are added in the ranks' order, across processes after those of the
+        rank's own process. Half precision is summed in float32 and rounded once.
     Source: as `all_gather_matmul`.
 
     Example:

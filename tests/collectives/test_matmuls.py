@@ -25,7 +25,7 @@ from matmuls import BATCHES, DTYPES, KINDS, function, operands, reference, row
 from programs import DERIVATIVES, TRANSFORMATIONS, Function
 
 import jaxcoll
-from jaxcoll import _blas, _native
+from jaxcoll import _blas, _engine, _native
 from jaxcoll.collectives import _matmul
 
 needs_native = pytest.mark.skipif(native_missing() is not None, reason="about native calls")
@@ -110,14 +110,60 @@ def test_several_panels_on_several_cores(kind: str):
     assert_same(jax.jit(f)(xs, ws), want)
     if auto_is_native():
         (row,) = jaxcoll.explain(f, xs, ws).rows
-        if kind == "gather_rows":
+        if kind in ("gather_rows", "scatter_rows"):
             assert row.path == "native"
         else:
             assert (row.path, row.reason) == (
-                "two-step", "XLA's matmul is faster from this size on",
+                "two-step", "XLA's matmul is faster for this shape",
             )  # fmt: skip
         with jaxcoll.using(backend="native"):
             assert_same(jax.jit(f)(xs, ws), want)
+
+
+# Of a rank's block, (rows, inner, columns), and of how many ranks.
+SHAPES: list[tuple[str, tuple[int, int, int], int, str]] = [
+    ("gather_rows", (128, 4096, 256), 2, "native"),  # what travels is most of it
+    ("gather_rows", (127, 4096, 256), 2, "two-step"),
+    ("gather_rows", (128, 4096, 257), 2, "two-step"),
+    ("gather_rows", (2048, 1024, 1024), 2, "native"),  # large, of many rows
+    ("gather_rows", (2047, 1024, 1024), 2, "two-step"),
+    ("gather_rows", (1024, 1024, 2048), 2, "two-step"),
+    ("gather_inner", (2048, 1024, 1024), 2, "two-step"),
+    ("gather_inner", (128, 4096, 256), 2, "two-step"),
+    ("scatter_rows", (2048, 1024, 1024), 2, "two-step"),
+    ("scatter_rows", (512, 256, 1024), 3, "native"),
+    ("scatter_rows", (511, 256, 1024), 3, "two-step"),
+    ("scatter_rows", (512, 257, 1024), 3, "two-step"),
+    ("scatter_columns", (512, 256, 1024), 3, "two-step"),
+]
+
+
+@needs_native
+@pytest.mark.parametrize(("kind", "shape", "ranks", "path"), SHAPES)
+def test_shapes_take_what_is_faster(
+    kind: str, shape: tuple[int, int, int], ranks: int, path: str, monkeypatch: pytest.MonkeyPatch
+):
+    if not auto_is_native() or _native.matmul_is_behind():
+        pytest.skip("auto is lax, or this BLAS is behind XLA's matmul on this processor")
+    monkeypatch.setattr(_engine, "num_cpus", lambda: 2)
+    rows, inner, columns = shape
+    x = (ranks, rows * (ranks if kind == "scatter_rows" else 1), inner)
+    w = inner * (ranks if kind == "gather_inner" else 1)
+    w = (ranks, w, columns * (ranks if kind == "scatter_columns" else 1))
+    operands = [jax.ShapeDtypeStruct(of, np.float32) for of in (x, w)]
+    f = mapped(lambda x, w: function(kind)(x, w, "x"), mesh(ranks))
+    (row,) = jaxcoll.explain(f, *operands).rows
+    assert row.path == path
+
+
+@needs_native
+def test_large_blocks_where_cores_are_left_over(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_engine, "num_cpus", lambda: 1 + jax.local_device_count())
+    f = mapped(lambda x, w: jaxcoll.all_gather_matmul(x, w, "x"), mesh(2))
+    x = jax.ShapeDtypeStruct((2, 2048, 1024), np.float32)
+    w = jax.ShapeDtypeStruct((2, 1024, 1024), np.float32)
+    (row,) = jaxcoll.explain(f, x, w).rows
+    assert row.path == ("two-step" if auto_is_native() else "lax")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -307,6 +307,60 @@ void InOneProcessWithRowsJoined(Context& context) {
   }
 }
 
+// Where the operands and results of all ranks lie; used while no other thread multiplies.
+const Ranks<float>::Local* all_buffers = nullptr;
+const MatmulLayout* all_layout = nullptr;
+std::atomic<int> num_elsewhere{0};
+
+bool LiesIn(const void* at, const void* buffer, std::size_t bytes) {
+  const auto* const begin = static_cast<const std::byte*>(buffer);
+  return at >= begin && at < begin + bytes;
+}
+
+void LookingGemm(const char* transa, const char* transb, const int* m, const int* n, const int* k,
+                 const float* alpha, const float* a, const int* lda, const float* b, const int* ldb,
+                 const float* beta, float* c, const int* ldc) {
+  Gemm<float>(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  const std::size_t p = all_layout->num_ranks;
+  bool x_lies = false;
+  bool w_lies = false;
+  bool y_lies = false;
+  for (std::size_t r = 0; r < p; ++r) {
+    for (const float* const of : {a, b}) {
+      x_lies = x_lies || LiesIn(of, all_buffers->operands[r], all_layout->x_bytes());
+      w_lies = w_lies || LiesIn(of, all_buffers->operands[p + r], all_layout->w_bytes());
+    }
+    y_lies = y_lies || LiesIn(c, all_buffers->results[r], all_layout->y_bytes());
+  }
+  num_elsewhere += x_lies && w_lies && y_lies ? 0 : 1;
+}
+
+/// In one process nothing is staged: products are of the operands themselves, into the results.
+void BlocksAreMultipliedWhereTheyLie(Context& context) {
+  SetBlas({.sgemm = &LookingGemm, .dgemm = &Gemm<double>});
+  for (const MatmulKind kind : {MatmulKind::kGatherRows, MatmulKind::kGatherInner,
+                                MatmulKind::kScatterRows, MatmulKind::kScatterColumns}) {
+    const MatmulLayout layout = Small(kind);
+    const auto work = MakeMatmulWork(layout);
+    Ranks<float> ranks(layout);
+    const auto all = ranks.Of(Range(layout.num_ranks));
+    const Site site = MakeSite(1, OneGroup(layout.num_ranks), MakeMatmulWork(layout));
+    all_buffers = &all;
+    all_layout = &layout;
+    num_elsewhere = 0;
+    const std::int64_t run = FreshRuns();
+    RunRanks(context, layout.num_ranks, [&](std::size_t rank) -> Program {
+      const void* const operands[] = {all.operands[rank], all.operands[layout.num_ranks + rank]};
+      void* const results[] = {all.results[rank]};
+      const CallResult result = co_await Call(*site, rank, run, operands, results);
+      Check(result.ok, "the call succeeds");
+    });
+    ranks.Check(context, Text(layout));
+    context.Expect(num_elsewhere == 0, Text(layout) + ": something was copied");
+  }
+  SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
+}
+
 /// As many products as there are ranks, or panels, with rows of all ranks in each.
 void FewRowsAreMultipliedTogether(Context& context) {
   SetBlas({.sgemm = &CountingGemm, .dgemm = &Gemm<double>});
@@ -432,6 +486,28 @@ void AcrossProcessesReadWhereTheyLie(Context& context) {
       }
     }
   }
+}
+
+/// Blocks are read from where they lie where that is measured to be faster, and through windows
+/// elsewhere.
+void WhatCopiesCostDecides(Context& context) {
+  MatmulLayout layout = Small(MatmulKind::kGatherRows);
+  layout.rows = 600;
+  layout.inner = 512;
+  const Membership members({0, 1, 1}, 0);
+  const auto num_phases = [&](bool can_read, const CopyCosts& costs) {
+    return BlockMatmul(layout)
+        .MakeRoute(members,
+                   {.window_bytes = 65536, .can_read_peers = can_read, .copy_costs = costs})
+        ->num_phases();
+  };
+  const CopyCosts reading_is_dear{.leaving = 1, .taking = 1, .reading = 3};
+  context.Expect(num_phases(true, kReadingIsFree) == 3, "what is cheap is read");
+  context.Expect(num_phases(false, kReadingIsFree) == 2, "what can't be read comes in windows");
+  context.Expect(num_phases(true, reading_is_dear) == 2, "what is dear comes in windows");
+  layout.inner = 128;
+  layout.rows = 128;
+  context.Expect(num_phases(true, kReadingIsFree) == 2, "so do small blocks");
 }
 
 Op OpOf(const MatmulLayout& layout) {
@@ -589,6 +665,8 @@ const Suite suite("matmul",
                   {{"InOneProcess", InOneProcess},
                    {"InOneProcessWithRowsJoined", InOneProcessWithRowsJoined},
                    {"FewRowsAreMultipliedTogether", FewRowsAreMultipliedTogether},
+                   {"BlocksAreMultipliedWhereTheyLie", BlocksAreMultipliedWhereTheyLie},
+                   {"WhatCopiesCostDecides", WhatCopiesCostDecides},
                    {"AcrossProcesses", AcrossProcesses},
                    {"AcrossProcessesReadWhereTheyLie", AcrossProcessesReadWhereTheyLie},
                    {"BlocksAreMultipliedAsTheyCome", BlocksAreMultipliedAsTheyCome},

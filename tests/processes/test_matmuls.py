@@ -31,6 +31,11 @@ def test_every_kind_has_numpys_values(processes: int, devices: int, segment: str
         assert "all products are right" in said, said
 
 
+def test_shapes_take_what_is_faster():
+    for said in run_job("matmul_paths.py", processes=2).values():
+        assert "all ways are the faster ones" in said, said
+
+
 @pytest.mark.full
 def test_measured_between_processes(tmp_path: Path):
     """By one of them; what is stored is of groups in several processes."""

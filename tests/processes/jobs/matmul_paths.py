@@ -1,0 +1,44 @@
+"""Which way "auto" takes for collective matmuls between two processes of one device."""
+
+import jax
+import numpy as np
+from matmuls import function
+from world import mapped, mesh, say
+
+import jaxcoll
+from jaxcoll import _engine, _native
+
+# Of a rank's block between two processes of one device each, and what "auto" takes.
+SHAPES = [
+    ("gather_rows", (128, 512, 256), "native"),
+    ("gather_rows", (128, 512, 257), "two-step"),  # w is larger
+    ("gather_rows", (257, 512, 128), "two-step"),  # as much to multiply
+    ("gather_rows", (1024, 4096, 256), "native"),  # in two steps, a large buffer
+    ("gather_rows", (1023, 4096, 256), "two-step"),
+    ("gather_rows", (1024, 4096, 257), "two-step"),
+    ("gather_inner", (1024, 4096, 256), "two-step"),
+    ("gather_rows", (2048, 1024, 1024), "two-step"),  # only within a process
+    ("scatter_rows", (1024, 1024, 4096), "native"),  # a large buffer
+    ("scatter_rows", (1023, 1024, 4096), "two-step"),
+    ("scatter_rows", (1024, 1025, 4096), "two-step"),
+    ("scatter_columns", (1024, 1024, 4096), "two-step"),
+]
+
+
+def main() -> None:
+    over = mesh()
+    for kind, (rows, inner, columns), path in SHAPES:
+        ranks = over.size
+        x = (ranks, rows * (ranks if kind == "scatter_rows" else 1), inner)
+        w = inner * (ranks if kind == "gather_inner" else 1)
+        w = (ranks, w, columns * (ranks if kind == "scatter_columns" else 1))
+        program = mapped(lambda x, w, kind=kind: function(kind)(x, w, over.axis_names), over)
+        operands = [jax.ShapeDtypeStruct(of, np.float32) for of in (x, w)]
+        (row,) = jaxcoll.explain(program, *operands).rows
+        takes_two = _native.matmul_is_behind() or _engine.has_spare_cores()
+        wanted = "two-step" if takes_two else path
+        assert row.path == wanted, (kind, rows, inner, columns, row)
+    say("all ways are the faster ones")
+
+
+main()
