@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from checks import assert_same, auto_is_native, mapped, mesh
+from matmuls import KINDS, function, operands
 
 import jaxcoll
 
@@ -92,3 +93,24 @@ def test_permuted_devices_keep_the_order_of_ranks():
     for over in (mesh(4), mesh(4, reverse=True)):
         ys = jax.jit(mapped(lambda x: jaxcoll.all_reduce(x, "x"), over))(xs)
         assert_same(ys, np.stack([in_rank_order(xs, "sum")] * 4))
+
+
+@pytest.mark.parametrize("backend", ["auto", "native"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_products_have_the_same_bits_in_every_run_and_gathered_ones_on_every_rank(
+    kind: str, backend: str, size: int
+):
+    if backend == "native" and not auto_is_native():
+        pytest.skip("about native calls")
+    rng = np.random.default_rng(0)
+    xs, ws = (
+        rng.normal(size=a.shape).astype(np.float32) for a in operands(kind, size, 33, 700, 65)
+    )
+    ws[:] = ws[0]
+    f = jax.jit(mapped(lambda x, w: function(kind)(x, w, "x", backend=backend), mesh(size)))
+    runs = [np.asarray(f(xs, ws)) for _ in range(4)]
+    for ys in runs:
+        assert_same(ys, runs[0])
+        if "gather" in kind:
+            assert_same(ys, np.stack([ys[0]] * size))

@@ -351,6 +351,7 @@ def test_products_of_others_are_made_before_a_late_rank_comes(
 
 
 def test_in_two_steps_of_lax_no_product_is():
+    """Neither of blocks that have nothing to do with the late rank."""
     events: list[str] = []
 
     def note(what: str, of: int, rank: Any, value: Any) -> Any:
@@ -362,13 +363,14 @@ def test_in_two_steps_of_lax_no_product_is():
     def f(x: Any, w: Any) -> Any:
         rank = lax.axis_index("x")
         x = jax.pure_callback(ft.partial(note, "the late rank", 2), x, rank, x)
-        y = lax.all_gather(x, "x", tiled=True) @ w
-        return jax.pure_callback(ft.partial(note, "product", -1), y, rank, y)
+        products = [block @ w for block in lax.all_gather(x, "x")]
+        seen = ft.partial(note, "product", -1)
+        return jnp.concatenate([jax.pure_callback(seen, y, rank, y) for y in products])
 
     xs, ws = operands("gather_rows", 3, 32, 16, 8)
     ys = jax.block_until_ready(jax.jit(mapped(f, mesh(3), check_vma=False))(xs, ws))
     assert_same(ys, reference("gather_rows", xs, ws))
-    assert events == ["the late rank", *["product"] * 3]
+    assert events == ["the late rank", *["product"] * 9]
 
 
 # ---- Errors --------------------------------------------------------------------------------------

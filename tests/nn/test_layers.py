@@ -124,6 +124,40 @@ def test_values_and_gradients(library: str, place: str, options: str, size: int)
     assert_close(jax.jit(all_of)(operands), {row.name: expected(row) for row in LAYERS})
 
 
+# What layers call over the tensor axis, forwards, where communication is to overlap with matmuls.
+OVERLAPPED = {
+    "column": {"all_gather_matmul"},
+    "column_gathered": {"all_gather_matmul", "all_gather"},
+    "row": {"matmul_reduce_scatter"},
+    "row_without_bias": {"matmul_reduce_scatter"},
+    "embed": {"reduce_scatter"},
+    "attend": {"all_gather_matmul"},
+    "attention": {"all_gather_matmul", "matmul_reduce_scatter"},
+    "attention_of_groups": {"all_gather_matmul", "matmul_reduce_scatter"},
+    "mlp": {"all_gather_matmul", "matmul_reduce_scatter"},
+    "mlp_gated": {"all_gather_matmul", "matmul_reduce_scatter"},
+}
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_overlapping_layers_call_collective_matmuls(library: str):
+    mesh = mesh_of(tensor=2)
+    found = {}
+    for row in LAYERS:
+        if not row.has_sequence:
+            continue
+        layer = pure(row, library, mesh, **OPTIONS["overlap"])
+        split_in, split_out = row.splits(sequence_parallel=True)
+        f = jax.shard_map(
+            layer.apply,
+            mesh=mesh,
+            in_specs=(layer.specs, spec_of(row.x().ndim, split_in, batch=False)),
+            out_specs=spec_of(3, split_out, batch=False),
+        )
+        found[row.name] = {call.op for call in jaxcoll.explain(f, layer.params, row.x()).rows}
+    assert found == OVERLAPPED
+
+
 @pytest.mark.slow
 @pytest.mark.product(place=("map", "global"), options=list(OPTIONS))
 def test_every_collective_is_ours(place: str, options: str):

@@ -6,7 +6,9 @@ All calls are native, or none with JAXCOLL_BACKEND=lax.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from matmuls import KINDS, function, operands, reference
 from world import assert_blocks, mapped, mesh, native_calls, put, say
 
@@ -33,6 +35,39 @@ def check(kind: str, measures: tuple[int, int, int], names: tuple[str, ...], dty
     ):
         ys = jax.block_until_ready(program(put(xs, over), put(ws, over)))
     assert_blocks(ys, want, f"{kind} of {measures}, {np.dtype(dtype)}, over {names}")
+
+
+def check_batch(kind: str) -> None:
+    over = mesh()
+    xs, ws = operands(kind, over.size, 64, 96, 33)
+    xs = np.stack([xs, xs[..., ::-1, :]], axis=1)  # (ranks, 2, rows, inner)
+    want = np.stack([reference(kind, xs[:, i], ws) for i in range(2)], axis=1)
+    program = mapped(lambda x, w: function(kind)(x, w, over.axis_names), over)
+    assert_blocks(program(put(xs, over), put(ws, over)), want, f"a batch of {kind}")
+
+
+def check_bits(kind: str) -> None:
+    """Sums of floats are the same in each run, and, of equal operands, on each rank."""
+    over = mesh()
+    xs, ws = (
+        np.random.default_rng(0).normal(size=a.shape)
+        for a in operands(kind, over.size, 300, 700, 40)
+    )
+    ws[:] = ws[0]
+    placed = [put(a.astype(np.float32), over) for a in (xs, ws)]
+
+    def f(x: Any, w: Any) -> Any:
+        return function(kind)(x, w, over.axis_names)
+
+    program = mapped(f, over)
+    first, second = (
+        np.stack([np.asarray(s.data)[0] for s in program(*placed).addressable_shards])
+        for _ in range(2)
+    )
+    assert (first == second).all(), f"{kind}: other bits in another run"
+    if "gather" in kind:
+        of_all = multihost_utils.process_allgather(first)
+        assert (of_all == first[0]).all(), f"{kind}: other bits on another rank"
 
 
 def gradients(kind: str) -> None:
@@ -69,6 +104,9 @@ def main() -> None:
         for names in groups[1:]:
             check(kind, MEASURES[2], names, np.float32)
         check(kind, MEASURES[2], groups[0], np.float64)
+        check(kind, MEASURES[2], groups[0], jnp.bfloat16)
+        check_batch(kind)
+        check_bits(kind)
         gradients(kind)
     say("all products are right")
 
