@@ -114,7 +114,7 @@ def test_several_panels_on_several_cores(kind: str):
             assert row.path == "native"
         else:
             assert (row.path, row.reason) == (
-                "two-step", "XLA's matmul is faster for this shape",
+                "two-step", "XLA's matmul is faster for this shape and dtype",
             )  # fmt: skip
         with jaxcoll.using(backend="native"):
             assert_same(jax.jit(f)(xs, ws), want)
@@ -153,6 +153,27 @@ def test_shapes_take_what_is_faster(
     operands = [jax.ShapeDtypeStruct(of, np.float32) for of in (x, w)]
     f = mapped(lambda x, w: function(kind)(x, w, "x"), mesh(ranks))
     (row,) = jaxcoll.explain(f, *operands).rows
+    assert row.path == path
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("of_x", "of_w", "rows", "path"),
+    [
+        (jnp.bfloat16, jnp.bfloat16, 64, "native"),
+        (jnp.bfloat16, jnp.bfloat16, 65, "two-step"),
+        (jnp.float16, jnp.float16, 65, "two-step"),
+        (jnp.float32, jnp.bfloat16, 65, "native"),  # multiplied in float32 by both
+    ],
+)
+def test_half_precision_is_left_to_xla_sooner(of_x: Any, of_w: Any, rows: int, path: str):
+    if not auto_is_native() or _native.matmul_is_behind():
+        pytest.skip("auto is lax, or this BLAS is behind XLA's matmul on this processor")
+    call = ft.partial(jaxcoll.all_gather_matmul, preferred_element_type=np.float32)
+    f = mapped(lambda x, w: call(x, w, "x"), mesh(2))
+    x = jax.ShapeDtypeStruct((2, rows, 64), of_x)
+    w = jax.ShapeDtypeStruct((2, 64, 64), of_w)
+    (row,) = jaxcoll.explain(f, x, w).rows
     assert row.path == path
 
 
