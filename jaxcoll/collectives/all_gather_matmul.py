@@ -26,8 +26,9 @@ def all_gather_matmul(
     The same as `all_gather(x, axis_name, axis=gather_axis, tiled=True) @ w`, in one native call,
     in which no rank makes a copy of all blocks: each is multiplied where it lies, and as it comes:
     the blocks of ranks that are there while others are on their way (with -1, those before the
-    first that is missing). From some size on, which half
-    precision reaches sooner, XLA's matmul gains more than that saves: there, "auto" is an `all_gather` of ours and a matmul of XLA's (`jaxcoll.explain` says `two-step`).
+    first that is missing). From some size on, which half precision reaches sooner, XLA's matmul
+    gains more than that saves: there, "auto" is an `all_gather` of ours and a matmul of XLA's
+    (`jaxcoll.explain` says `two-step`).
 
     Args:
         x: this rank's block. `(..., m, k)` with `gather_axis=-2`, where rows are gathered, as for

@@ -25,9 +25,9 @@ def matmul_reduce_scatter(
 
     The same as `reduce_scatter(x @ w, axis_name, scatter_dimension=scatter_axis, tiled=True)`, in
     one native call, in which no rank holds its whole product; in one process the terms before that
-    of the first rank that is missing are added while it is on its way. From some size on, which half
-    precision reaches sooner, XLA's matmul gains more than that saves: there, "auto" is a matmul of XLA's and a `reduce_scatter` of
-    ours (`jaxcoll.explain` says `two-step`).
+    of the first rank that is missing are added while it is on its way. From some size on, which
+    half precision reaches sooner, XLA's matmul gains more than that saves: there, "auto" is a
+    matmul of XLA's and a `reduce_scatter` of ours (`jaxcoll.explain` says `two-step`).
 
     Args:
         x: `(..., p * m, k)` with `scatter_axis=-2`, where the rows of the result are scattered;
