@@ -24,7 +24,6 @@ from jax.extend.core import Primitive
 from jaxcoll import _compat, _crossovers, _cuda, _door, _native, _processes, _segments
 from jaxcoll._board import Board
 from jaxcoll._config import accelerates_lax, config, logger
-from jaxcoll._environment import num_cpus
 from jaxcoll._host import host
 from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, watcher
@@ -155,7 +154,7 @@ def attach(call: str = "initialize") -> None:
     changes = _state.attachments == 0 or problem != _state.problem
     _state.attachments, _state.host_of = attempt, hosts
     _state.problem, _state.window_bytes = problem, window
-    _state.has_spare_cores = any(cards[i]["cores"] > cards[i]["devices"] for i in here)
+    _state.has_spare_cores = any(card["cores"] > card["devices"] for card in cards)
     if problem:
         logger.warning(
             "jaxcoll: no native calls between processes (%s); they run on jax.lax.", problem
@@ -330,10 +329,8 @@ def window_bytes() -> int:
 
 
 def has_spare_cores() -> bool:
-    """Tells whether a process of this host may run on more cores than it has devices."""
-    if jax.process_count() > 1:
-        return _state.has_spare_cores  # the same for all, as programs have to be
-    return num_cpus() > jax.local_device_count()
+    """Tells whether a process of the job may run on more cores than it has devices."""
+    return _state.has_spare_cores
 
 
 def depends_on_places(primitive: Primitive) -> None:

@@ -118,8 +118,11 @@ void MatmulRoute::Leave(std::size_t round, const MatmulPart& part, const Buffers
 void MatmulRoute::Meanwhile(std::size_t round, const Buffers& local) const {
   if (layout_.kind == MatmulKind::kGatherRows) {
     Gather(round, members_.mine(), local, nullptr);
-  } else if (!layout_.gathers() && round == 0) {
-    MultiplyOwn(local);
+  } else if (OwnIsFirst() && round == 0) {
+    const MatmulPart all{.begin = 0, .count = layout_.rows, .first = 0, .width = layout_.columns};
+    const std::size_t mine = members_.my_ranks()[0];
+    MultiplyPart(layout_, all, mine, mine, local.operands[0], local.operands[1], local.results[0],
+                 false);
   }
 }
 
@@ -164,28 +167,29 @@ void MatmulRoute::MultiplyX(std::size_t round, std::size_t source, std::size_t t
   }
 }
 
-void MatmulRoute::MultiplyOwn(const Buffers& local) const {
-  const MatmulPart all{.begin = 0, .count = layout_.rows, .first = 0, .width = layout_.columns};
-  for (std::size_t t = 0; t < local.num_ranks; ++t) {
-    for (std::size_t j = 0; j < local.num_ranks; ++j) {
-      MultiplyPart(layout_, all, members_.my_ranks()[j], members_.my_ranks()[t], local.operands[j],
-                   local.operands[local.num_ranks + j], local.results[t], j > 0);
-    }
-  }
-}
-
 void MatmulRoute::AddUp(std::size_t round, const MatmulPart& part, const Buffers& local,
                         const Processes& processes) const {
+  const std::size_t size = SizeOf(layout_.dtype);
   for (const std::size_t target : members_.my_ranks()) {
-    std::byte* const to = static_cast<std::byte*>(local.results[members_.position(target)]) +
-                          (part.begin * layout_.columns + part.first) * SizeOf(layout_.dtype);
+    auto* const y = static_cast<std::byte*>(local.results[members_.position(target)]);
+    std::byte* const to = y + (part.begin * layout_.columns + part.first) * size;
     for (std::size_t source = 0; source < members_.num_ranks(); ++source) {
       if (members_.is_mine(source)) {
+        const std::size_t j = members_.position(source);
+        if (!OwnIsFirst()) {
+          MultiplyPart(layout_, part, source, target, local.operands[j],
+                       local.operands[local.num_ranks + j], y, source > 0);
+        }
         continue;
       }
       const std::byte* const from =
           processes.windows[members_.process_of(source)] + At(round, source, target);
-      if (layout_.dtype == DType::kF64) {
+      if (source == 0 && !OwnIsFirst()) {
+        for (std::size_t row = 0; row < part.count; ++row) {
+          std::memcpy(to + row * layout_.columns * size, from + row * part.width * size,
+                      part.width * size);
+        }
+      } else if (layout_.dtype == DType::kF64) {
         AddRows<double>(to, layout_.columns, from, part.count, part.width);
       } else {
         AddRows<float>(to, layout_.columns, from, part.count, part.width);

@@ -10,10 +10,10 @@ namespace jaxcoll {
 
 /// In parts that fit the windows. Gathering kinds: a process leaves a part of its ranks' x, the
 /// others multiply it where it lies. Scattering kinds: a process multiplies what others get and
-/// leaves the products, the others add them up. A process's own blocks are multiplied at once but
-/// for kGatherInner, and with kGatherRows the others' as they come. Sums have an order: that of the
-/// ranks, of kGatherInner in each part, of scattering kinds after the products of the process
-/// itself, which take the BLAS less time as a whole.
+/// leaves the products, the others add them up. Each sum is in rank order, with kGatherInner in
+/// each part. With kGatherRows there are none: a process's own blocks are multiplied at once, the
+/// others' as they come. So is the own product of scattering kinds where there are two ranks, whose
+/// terms may be added in any order: the BLAS takes less time for a whole one.
 class MatmulRoute final : public Route {
  public:
   MatmulRoute(const MatmulLayout& layout, const Membership& members, std::size_t window_bytes);
@@ -45,8 +45,8 @@ class MatmulRoute final : public Route {
   void GatherSums(std::size_t round, const Buffers& local, const Processes& processes) const;
   void MultiplyX(std::size_t round, std::size_t source, std::size_t target, const Buffers& local,
                  const std::byte* window, bool adds) const;
-  /// The products that this process's ranks get of each other.
-  void MultiplyOwn(const Buffers& local) const;
+  /// Whether sums begin with this process's own product, all at once.
+  [[nodiscard]] bool OwnIsFirst() const { return !layout_.gathers() && members_.num_ranks() == 2; }
   void AddUp(std::size_t round, const MatmulPart& part, const Buffers& local,
              const Processes& processes) const;
 

@@ -25,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxcoll import _compat, _crossovers, _engine, _native, _nccl_calls
 from jaxcoll._crossovers import Within
+from jaxcoll._environment import num_cpus
 from jaxcoll._lowering import Call, Request, lower, native_platform, spans_processes
 from jaxcoll._types import DTYPES, AxisName, Backend
 from jaxcoll.collectives import _matmul_ring
@@ -39,14 +40,14 @@ _MAX_SIZE = 2**31 - 1  # the BLAS counts with 32 bits
 # cores of Intel Xeon within a process, of AMD EPYC across processes.
 _LARGEST_W = {"one process": 2**18, "several processes": 2**17}
 # Of a block of at least as many rows as columns. From there on devices of one process that gather
-# rows are as fast again, or faster by up to a fifth, with a block on each core than with XLA's
-# matmul of all blocks on all cores: on 2 cores of Intel Xeon and of AMD EPYC.
+# rows are as fast or faster with a block on each core than with XLA's matmul of all blocks on all
+# cores: on 2 cores of Intel Xeon and of AMD EPYC.
 _LARGE_BLOCK_PRODUCTS = 2**31
-# Of half precision, which XLA multiplies as it is, twice as fast where the processor has
-# instructions for bfloat16 (AMD EPYC), and this BLAS in float32; on others two steps are as fast.
+# Of half precision, which XLA multiplies as it is, and this BLAS in float32: in bfloat16 that takes
+# about twice as long where the processor has instructions for it (benchmarks/blas.py).
 _MOST_HALF_PRODUCTS = 2**20
 # Two steps have a buffer between them. From this size on it is fresh memory in each call, which
-# takes as long as a fourth to a third of the copies that one call saves: on 2 cores of AMD EPYC.
+# the system clears: on 2 cores of AMD EPYC one call is faster then.
 _FRESH_BYTES = 2**25
 # On GPUs, of one rank's block: below, a ring's steps would be too short to hide a transfer. This is
 # a guess, not a measurement.
@@ -365,8 +366,8 @@ def _slower(
     one_call = _saves_a_large_buffer if across else _is_mostly_communication
     if axis == ROWS and one_call(primitive, of_x, of_w, p):
         return None
-    each_has_a_core = not across and not _engine.has_spare_cores()
-    if each_has_a_core and (primitive, axis) == (gather_p, ROWS) and _has_large_blocks(of_x, of_w):
+    gathers_rows = (primitive, axis) == (gather_p, ROWS)
+    if gathers_rows and not across and _has_large_blocks(of_x, of_w) and _are_all_busy(groups):
         return None
     within: Within = "several processes" if across else "one process"
     most = _crossovers.one_call_to_products(primitive.name, p, within)
@@ -376,8 +377,7 @@ def _slower(
 def _is_mostly_communication(primitive: Primitive, of_x: Any, of_w: Any, p: int) -> bool:
     """Tells whether few multiplications are made with what travels, and of enough rows.
 
-    In one process: there one call, which writes no gathered x and no products to scatter, takes
-    half to 0.9 of the time of two steps on 2 cores of Intel Xeon, and 0.7 to 1.05 on AMD EPYC.
+    In one process: there one call writes no gathered x and no products to scatter.
     """
     rows, (inner, columns) = of_x.shape[1], of_w.shape
     if primitive is gather_p:
@@ -386,15 +386,19 @@ def _is_mostly_communication(primitive: Primitive, of_x: Any, of_w: Any, p: int)
 
 
 def _saves_a_large_buffer(primitive: Primitive, of_x: Any, of_w: Any, p: int) -> bool:
-    """The same across processes, where one call copies, too, but has no buffer of fresh memory.
-
-    There it takes 0.6 to 0.95 of the time of two steps on 2 cores of AMD EPYC.
-    """
+    """The same across processes, where one call copies, too, but has no buffer of fresh memory."""
     (batch, rows, _), (inner, columns) = of_x.shape, of_w.shape
     size = wide(of_x, of_w).itemsize
     if primitive is gather_p:
         return columns <= 256 and p * of_x.size * size >= _FRESH_BYTES
     return inner <= 1024 and batch * rows * columns * size >= _FRESH_BYTES
+
+
+def _are_all_busy(groups: Any) -> bool:
+    """Tells whether the devices in the groups leave no core without work."""
+    if jax.process_count() > 1:
+        return not _engine.has_spare_cores()  # the same for all, as programs have to be
+    return num_cpus() <= sum(map(len, groups))
 
 
 def _has_large_blocks(of_x: Any, of_w: Any) -> bool:

@@ -52,8 +52,8 @@ def matmul_reduce_scatter(
         across processes each is copied once and added.
     Differentiable: yes; dx is an `all_gather_matmul`, and so is dw. A batch of `w` under `vmap` is
         done in two steps.
-    Deterministic: yes; products are added in the ranks' order, across processes after those of the
-        rank's own process. Half precision is summed in float32 and rounded once.
+    Deterministic: yes; products are added in the ranks' order, in other parts on another layout of
+        processes. Half precision is summed in float32 and rounded once.
     Source: as `all_gather_matmul`.
 
     Example:
