@@ -94,22 +94,27 @@ def markdown(results: dict[str, Any]) -> str:
         for how in ("chained", "single"):
             for other in ("lax", "mpi4jax"):
                 lines += _summary(rows, processes, how, other)
-    lines += ["", "## A data-parallel training step", ""]
-    lines += ["*alone* is the same step without communication; *at most* is lax's time over that."]
-    lines += [
+    lines += ["", "## A data-parallel training step", "", *step_lines(results["train_step"])]
+    return "\n".join(lines) + "\n"
+
+
+def step_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns the table of training steps (train_step.py)."""
+    lines = [
+        "*alone* is the same step without communication; *at most* is lax's time over that.",
         "",
         "| processes | parameters | tokens a step | jaxcoll ms | lax ms | alone ms | lax/ours | "
         "at most | aim | | rounds |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|",
     ]
-    lines += ["|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|"]
-    for row in results["train_step"]:
+    for row in rows:
         numbers = [row["processes"], f"{row['parameters']:,}", f"{row['tokens_per_step']:,}"]
         names = ("native_ms", "lax_ms", "alone_ms", "lax_over_native", "lax_over_alone")
         wanted = _text(STEP_AIMS.get(row["processes"]))
         lines.append(
             _line(*numbers, *(row[n] for n in names), wanted, verdict_of_step(row), row["rounds"])
         )
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _line(*cells: Any) -> str:

@@ -1,13 +1,22 @@
 """A data-parallel training step of a small Transformer across processes, ours beside lax's.
 
-And beside the same step without communication, *alone*, whose time no library can undercut.
+    python benchmarks/train_step.py [--processes 2,4] [--jobs 3]
+
+And beside the same step without communication, *alone*, whose time no library can undercut. It is a
+part of processes.py as well.
 """
 
+import argparse
 import functools as ft
+import json
 import statistics
+from pathlib import Path
 from typing import Any
 
+from environment import environment
 from paired_rounds import measure
+from process_report import pooled, step_lines
+from shared import command, head, job, save
 
 # Seconds of the whole measurement are so many times those of a call's.
 BUDGETS = 4
@@ -98,3 +107,43 @@ def run(budget_s: float) -> list[dict[str, Any]]:
             "losses": losses,
         }
     ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", default="2,4", help="numbers of processes")
+    parser.add_argument("--jobs", type=int, default=3, help="jobs, of which rows are medians")
+    parser.add_argument("--budget", type=float, default=3.0, help="seconds of a call's measurement")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child:
+        import jax
+
+        import jaxcoll
+
+        jaxcoll.initialize()
+        jaxcoll.accelerate_lax(False)
+        for row in run(chosen.budget):
+            if jax.process_index() == 0:
+                print(json.dumps(row), flush=True)
+        return
+    result: dict[str, Any] = {"command": command(), "environment": environment()}
+    arguments = ("--child", "--budget", chosen.budget)
+    result["train_step"] = [
+        row
+        for n in map(int, chosen.processes.split(","))
+        for row in pooled([job(__file__, n, 1, *arguments) for _ in range(chosen.jobs)])
+    ]
+    title = "A data-parallel training step: jaxcoll, and jax.lax on Gloo"
+    page = [*head(title, result), "One device a process; medians of jobs.", ""]
+    save(
+        "train-step",
+        result,
+        "\n".join([*page, *step_lines(result["train_step"])]) + "\n",
+        chosen.out,
+    )
+
+
+if __name__ == "__main__":
+    main()
