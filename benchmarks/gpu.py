@@ -2,12 +2,13 @@
 
     python benchmarks/gpu.py [--minutes 4] [--shared 2,4] [--largest 1073741824]
 
-On one GPU several processes share it, a rank each; with more, one process has all of them, too; and
-one rank alone. What was measured when the time is up is kept, and what was not is listed.
+On one GPU several processes share it, a rank each, in turns and (under CUDA's MPS) at once; with
+more, one process has all of them, too; and one rank alone. What was measured when the time is up is kept, and what was not is listed.
 `--platform cpu` does the same on simulated devices: to try it without a GPU, not to learn anything.
 """
 
 import argparse
+import contextlib
 import json
 import re
 import sys
@@ -28,25 +29,30 @@ PROBE_S = 60.0
 
 
 class Layout(NamedTuple):
-    """Processes and devices of each; whether these processes share one GPU."""
+    """Processes and devices of each; whether these processes share one GPU, and under MPS."""
 
     processes: int
     devices: int
     is_shared: bool
+    has_mps: bool = False
 
     def text(self) -> str:
         if self.processes * self.devices == 1:
             return "One rank alone"
         if self.is_shared:
-            return f"{self.processes} processes that share a GPU"
+            how = "at once, under MPS" if self.has_mps else "in turns"
+            return f"{self.processes} processes that share a GPU, {how}"
         return f"One process with {self.devices} devices"
 
 
-def layouts(count: int, shared: list[int], sharing_problem: str | None) -> list[Layout]:
+def layouts(
+    count: int, shared: list[int], sharing_problem: str | None, mps_problem: str
+) -> list[Layout]:
     """Returns the layouts for so many GPUs."""
     found = [Layout(1, 1, is_shared=False)]
     if sharing_problem is None:
-        found += [Layout(processes, 1, is_shared=True) for processes in shared]
+        for has_mps in (False, True)[: 1 if mps_problem else 2]:
+            found += [Layout(processes, 1, is_shared=True, has_mps=has_mps) for processes in shared]
     if count > 1:
         found.append(Layout(1, count, is_shared=False))
     return found
@@ -180,12 +186,18 @@ def run_rank(chosen: argparse.Namespace) -> None:
 # ---- All of them ---------------------------------------------------------------------------------
 
 
-def run_layout(layout: Layout, chosen: argparse.Namespace, share_s: float) -> dict[str, Any]:
-    """Runs a layout's job, in about so many seconds; returns its rows, and what went wrong."""
+def run_layout(
+    layout: Layout, chosen: argparse.Namespace, share_s: float, mps: dict[str, str]
+) -> dict[str, Any]:
+    """Runs a layout's job, in about so many seconds; returns its rows, and what went wrong.
+
+    `mps`: the variables of processes under MPS.
+    """
     until = time.monotonic() + share_s
     sharing = layout.processes if layout.is_shared else 0
     one = {} if layout.devices > 1 else {"CUDA_VISIBLE_DEVICES": gpu_jobs.first_visible()}
     needed = gpu_jobs.environment(chosen.platform, devices=layout.devices, sharing=sharing, **one)
+    needed |= mps if layout.has_mps else {}
     nccl, lax, why_not = chosen.platform == "cuda", True, ""
     if sharing and chosen.platform == "cuda":  # what NCCL may refuse, or never end
         said = gpu_jobs.run([__file__, "--child", "probe"], sharing, needed, PROBE_S)
@@ -229,17 +241,19 @@ def main() -> None:
         sys.exit(f"nothing is measured: {gpus.problem}")
     problem = None if is_tried else gpus.sharing_problem()
     shared = [int(number) for number in chosen.shared.split(",") if number]
-    until = time.monotonic() + 60 * chosen.minutes
-    todo, found = layouts(gpus.count, shared, problem), []
-    while todo:
-        share_s = max(0.0, until - time.monotonic()) / len(todo)
-        found.append(run_layout(todo.pop(0), chosen, share_s))
-        print(f"{found[-1]['layout']}: {len(found[-1]['rows'])} rows", flush=True)
+    until, found = time.monotonic() + 60 * chosen.minutes, []
+    with contextlib.nullcontext(gpu_jobs.Mps({}, "of GPUs")) if is_tried else gpu_jobs.mps() as mps:
+        todo = layouts(gpus.count, shared, problem, mps.problem)
+        while todo:
+            share_s = max(0.0, until - time.monotonic()) / len(todo)
+            found.append(run_layout(todo.pop(0), chosen, share_s, mps.needed))
+            print(f"{found[-1]['layout']}: {len(found[-1]['rows'])} rows", flush=True)
     result = {
         "environment": environment(),
         "command": command(),
         "gpus": {"kind": gpus.kind, "count": gpus.count, "versions": gpus.versions or {}},
         "not shared": problem or "",
+        "no mps": mps.problem,
         "layouts": found,
     }
     kind = re.sub(r"\W+", "-", gpus.kind.lower())

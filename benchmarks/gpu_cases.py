@@ -19,7 +19,7 @@ import jaxcoll
 
 AXIS = "x"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-SIZES = (*(KIB * 8**i for i in range(7)), GIB)
+SIZES = (*(KIB * 4**i for i in range(10)), GIB)
 # Of a Transformer's gradients: 113 MB in bfloat16.
 LEAVES = ((4096, 1024), (1024, 4096), (1024, 1024), (4096,), (1024,)) * 6
 # m, k and n of a rank's block: the design's, and two that fill a GPU.

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +55,40 @@ print(json.dumps([len(devices), devices[0].device_kind, info.versions, info.off.
 """
 
 
+_MPS = "nvidia-cuda-mps-control"
+_MPS_S = 20
+
+
+class Mps(NamedTuple):
+    """CUDA's multi-process service: the variables its processes need, or why there is none."""
+
+    needed: dict[str, str]
+    problem: str = ""
+
+
+@contextlib.contextmanager
+def mps() -> Iterator[Mps]:
+    """Runs CUDA's MPS meanwhile: under it the kernels of processes that share a GPU run at once.
+
+    One of its own, which changes nothing of the GPU. Without it such processes take turns.
+    """
+    if shutil.which(_MPS) is None:
+        yield Mps({}, f"there is no {_MPS}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        needed = {f"CUDA_MPS_{what}_DIRECTORY": folder for what in ("PIPE", "LOG")}
+        options: dict[str, Any] = {"env": {**os.environ, **needed}, "timeout": _MPS_S, "text": True}
+        options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        started = subprocess.run([_MPS, "-d"], **options)
+        if started.returncode:
+            yield Mps({}, f"{_MPS}: {started.stderr.strip()}")
+            return
+        try:
+            yield Mps(needed, ask("cuda", **needed).problem)
+        finally:
+            subprocess.run([_MPS], input="quit\n", **options)
+
+
 @ft.cache
 def find() -> Gpus:
     """Returns what GPUs there are."""
@@ -63,10 +97,11 @@ def find() -> Gpus:
     return ask("cuda")
 
 
-def ask(platform: str) -> Gpus:
-    """Asks a process of its own what devices of a platform there are."""
+def ask(platform: str, **more: str) -> Gpus:
+    """Asks a process of its own, with these variables, what devices of a platform there are."""
+    needed = environment(platform, **more)
     done = subprocess.run(
-        [sys.executable, "-c", _QUESTION], env=environment(platform), capture_output=True,
+        [sys.executable, "-c", _QUESTION], env=needed, capture_output=True,
         text=True, timeout=_ASK_S,
     )  # fmt: skip
     if done.returncode:

@@ -60,4 +60,6 @@ def page(result: dict[str, Any]) -> str:
     lines += [f"{gpus['count']} x {gpus['kind']}. {versions}", "", _NOTE, ""]
     if result["not shared"]:
         lines += [f"No processes that share a GPU: {result['not shared']}.", ""]
+    elif result["no mps"]:
+        lines += [f"No processes at once on a GPU: {result['no mps']}.", ""]
     return "\n".join(lines) + "\n" + "\n".join(map(section, result["layouts"]))

@@ -95,6 +95,7 @@ def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.Monk
             "command": "",
             "gpus": {"count": 1, "kind": "A", "versions": {"NCCL": "2"}},
             "not shared": "",
+            "no mps": "none",
             "layouts": [layout],
         }
     )
@@ -102,6 +103,7 @@ def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.Monk
     assert len({line.count("|") for line in table}) == 1
     assert len(table) == 2 + len(rows) + len(none)
     assert "**It has failed**: no" in page
+    assert "No processes at once on a GPU: none." in page
 
 
 @pytest.mark.full
@@ -115,7 +117,8 @@ def test_the_whole_program_on_cpu(tmp_path: pathlib.Path):
     (page,) = tmp_path.glob("gpu-simulated-on-cpu_*.md")
     titles = [line for line in page.read_text().splitlines() if line.startswith("## ")]
     assert titles == [
-        "## One rank alone", "## 2 processes that share a GPU", "## One process with 2 devices",
+        "## One rank alone", "## 2 processes that share a GPU, in turns",
+        "## One process with 2 devices",
     ]  # fmt: skip
     assert page.read_text().count("| all_gather_matmul | 128, 512, 512 |") == 3
 
@@ -142,10 +145,15 @@ def test_layouts():
     def texts(*arguments: Any) -> list[str]:
         return [layout.text() for layout in program.layouts(*arguments)]
 
-    assert texts(1, [2, 4], None) == [
-        "One rank alone", "2 processes that share a GPU", "4 processes that share a GPU",
+    assert texts(1, [2, 4], None, "none") == [
+        "One rank alone", "2 processes that share a GPU, in turns",
+        "4 processes that share a GPU, in turns",
     ]  # fmt: skip
-    assert texts(4, [2], "too old") == ["One rank alone", "One process with 4 devices"]
+    assert texts(1, [2], None, "") == [
+        "One rank alone", "2 processes that share a GPU, in turns",
+        "2 processes that share a GPU, at once, under MPS",
+    ]  # fmt: skip
+    assert texts(4, [2], "too old", "") == ["One rank alone", "One process with 4 devices"]
     old = gpu_jobs.Gpus(1, "A", {"NCCL": "2.29.7"})
     assert "NCCL 2.29.7 does not put several ranks" in old.sharing_problem()
     assert gpu_jobs.Gpus(1, "A", {"NCCL": "2.30.1"}).sharing_problem() is None
@@ -190,7 +198,7 @@ def test_what_a_layout_is_run_with(monkeypatch: pytest.MonkeyPatch):
         [said("nccl works\n", 1), said("nccl works\nRuntimeError: Duplicate GPU\n", 1)],
         [said('{"call": "a"}\n{"call": "b"}\n', 0), said("", 0)],
     ]
-    found = program.run_layout(shared, chosen, 60.0)
+    found = program.run_layout(shared, chosen, 60.0, {})
     assert [row["call"] for row in found["rows"]] == ["a", "b"]
     assert (found["failed"], found["not beside"]) == ("", "status 1: RuntimeError: Duplicate GPU")
     (probe, _, _), (measure, processes, limit_s) = asked
@@ -199,7 +207,7 @@ def test_what_a_layout_is_run_with(monkeypatch: pytest.MonkeyPatch):
     assert limit_s < 110
     # Rows of a job that did not come to its end are kept.
     answers.append([said('{"call": "a"}\nmeasuring\n', None)])
-    found = program.run_layout(program.Layout(1, 1, is_shared=False), chosen, 60.0)
+    found = program.run_layout(program.Layout(1, 1, is_shared=False), chosen, 60.0, {})
     assert len(found["rows"]) == 1
     assert found["failed"] == "ended at its limit: measuring"
     assert asked[-1][0][-2:] == ["--nccl", "--lax"]
@@ -218,3 +226,27 @@ def test_the_environment_of_those_that_share(monkeypatch: pytest.MonkeyPatch):
     assert found["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
     assert found["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.15"
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in gpu_jobs.environment("cuda")
+
+
+def test_mps(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """It is started for the jobs within, and told to end; or says why there is none."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" "$CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/log\n'
+        f'[ -n "$1" ] && [ -e {tmp_path}/no ] && {{ echo "no room" >&2; exit 1; }}\n'
+        f'[ -n "$1" ] || cat >> {tmp_path}/log\n'
+    )
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    with gpu_jobs.mps() as mps:
+        assert mps == ({}, "there is no nvidia-cuda-mps-control")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(gpu_jobs, "ask", lambda platform, **more: gpu_jobs.Gpus(1))
+    with gpu_jobs.mps() as mps:
+        assert mps.problem == ""
+        folder = mps.needed["CUDA_MPS_PIPE_DIRECTORY"]
+    assert (tmp_path / "log").read_text() == f"-d {folder}\n{folder}\nquit\n"
+    (tmp_path / "no").touch()
+    with gpu_jobs.mps() as mps:
+        assert mps == ({}, "nvidia-cuda-mps-control: no room")

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -45,10 +46,22 @@ def assert_whole(said: list[Any]) -> None:
         assert "as on one device: data parallel; fully sharded, stage 1;" in text, text
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_processes_that_share_a_gpu(processes: int):
+@pytest.fixture(params=["in turns", "at once"], scope="module")
+def shared(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Returns the variables of processes that share a GPU: taking turns, or under CUDA's MPS."""
     needs(1, sharing=True)
-    assert_whole(run("whole", processes))
+    if request.param == "in turns":
+        yield {}
+        return
+    with gpu_jobs.mps() as mps:
+        if mps.problem:
+            pytest.skip(f"no MPS: {mps.problem}")
+        yield mps.needed
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_that_share_a_gpu(processes: int, shared: dict[str, str]):
+    assert_whole(run("whole", processes, **shared))
 
 
 def assert_small(said: list[Any]) -> None:
@@ -61,10 +74,9 @@ def assert_small(said: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_small_sums_of_processes_that_share_a_gpu(processes: int):
+def test_small_sums_of_processes_that_share_a_gpu(processes: int, shared: dict[str, str]):
     """Over peer memory: each reads what the others have on the same GPU."""
-    needs(1, sharing=True)
-    said = run("small", processes, SMALL_LIMIT_S)
+    said = run("small", processes, SMALL_LIMIT_S, **shared)
     if "over peer memory" in said[0].text:  # `jaxcoll.info` says why not
         pytest.skip(next(line for line in said[0].text.splitlines() if "over peer memory" in line))
     assert_small(said)
