@@ -3,7 +3,8 @@
     python benchmarks/gpu.py [--minutes 4] [--shared 2,4] [--largest 1073741824]
 
 On one GPU several processes share it, a rank each, in turns and (under CUDA's MPS) at once; with
-more, one process has all of them, too; and one rank alone. What was measured when the time is up is kept, and what was not is listed.
+more, one process has all of them, too; and one rank alone. What was measured when the time is up is
+kept, and what was not is listed.
 `--platform cpu` does the same on simulated devices: to try it without a GPU, not to learn anything.
 """
 

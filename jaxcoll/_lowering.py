@@ -210,8 +210,8 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
     if native_platform(ctx) == "cuda":
         knows_devices = _compat.mesh_devices(ctx) is not None
         problem = None if knows_devices else "its mesh has no devices (AbstractMesh)"
-        if backend == "auto" and not _cuda.IS_MEASURED:
-            problem = 'its engine is not measured on GPUs yet; backend="native" asks for it'
+        if backend == "auto" and not _cuda.IS_FASTER:
+            problem = 'calls by NCCL are slower than XLA\'s own; backend="native" asks for them'
         problem = problem or _native.gpu_problem() or _engine.problem_of_agreement()
         return problem and f"the program is for cuda, and {problem}"
     return _native.unavailable_reason() or _engine.problem()

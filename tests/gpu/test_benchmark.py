@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,18 @@ def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.Monk
     assert len(table) == 2 + len(rows) + len(none)
     assert "**It has failed**: no" in page
     assert "No processes at once on a GPU: none." in page
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather_matmul", "matmul_reduce_scatter"])
+def test_all_calls_of_a_row_are_made(call: str):
+    """XLA may make one of equal ones, which times of one call would not tell."""
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    (case,) = (case for case in gpu_cases.cases(2, 1024, ((8, 16, 4),)) if case.call == call)
+    programs = gpu_cases.Programs(case, mesh, with_lax=True)
+    mapped = programs._mapped(programs.program(case.ways["lax"]))
+    text = mapped.lower(programs._x).compile().as_text()
+    made = re.findall(r" (?:all-reduce|reduce-scatter|all-gather)(?:-start)?\(", text)
+    assert len(made) == case.in_a_row
 
 
 @pytest.mark.full

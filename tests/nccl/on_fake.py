@@ -71,7 +71,7 @@ def changes(engine: ctypes.CDLL) -> Iterator[tuple[Any, str, Any]]:
     """Yields what has programs for CPU lowered as for GPUs: an object, a name, the new value."""
     for module in (_lowering, _lax_rules, _matmul, broadcast):
         yield module, "native_platform", lambda ctx: "cuda"
-    yield _cuda, "IS_MEASURED", True
+    yield _cuda, "IS_FASTER", True
     yield _native, "gpu_problem", lambda: None
     yield _native, "gpu_matmul_problem", lambda: None
     yield _native, "gpu_peer_problem", lambda devices: _cuda.peer_problem(engine, devices)

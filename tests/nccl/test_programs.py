@@ -85,8 +85,8 @@ def test_max_and_min_of_nan_and_others(dtype: Any, gpus: Log):
     assert_same(least, np.minimum.reduce(wide)[None].astype(dtype))
 
 
-def test_auto_is_lax_until_it_is_measured(gpus: Log, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_cuda, "IS_MEASURED", False)
+def test_auto_is_lax_until_it_is_faster(gpus: Log, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_cuda, "IS_FASTER", False)
     del gpus
 
     def row(backend: Any) -> Any:
@@ -100,7 +100,7 @@ def test_auto_is_lax_until_it_is_measured(gpus: Log, monkeypatch: pytest.MonkeyP
         return row
 
     assert row("native").path == "native"
-    assert (row("auto").path, "not measured" in row("auto").reason) == ("lax", True)
+    assert (row("auto").path, "slower than XLA's own" in row("auto").reason) == ("lax", True)
 
 
 def test_a_tree_is_one_group(gpus: Log):
