@@ -158,6 +158,14 @@ def module_name(ctx: mlir.LoweringRuleContext) -> str:
     return str(ctx.module_context.module.operation.attributes["sym_name"]).strip('"')
 
 
+def main_function(ctx: mlir.LoweringRuleContext) -> Any:
+    """Returns the function of the module being lowered that is the program; None: not there yet."""
+    for op in ctx.module_context.module.body.operations:
+        if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main":
+            return op
+    return None
+
+
 def equation_metadata(ctx: mlir.LoweringRuleContext) -> Mapping[str, Any]:
     """Returns what `set_xla_metadata` held when the equation was traced."""
     context = ctx.jaxpr_eqn_ctx

@@ -24,7 +24,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from jaxcoll import _compat, _crossovers, _cuda, _decisions, _engine, _native, _processes
+from jaxcoll import _compat, _crossovers, _cuda, _decisions, _engine, _in_place, _native, _processes
 from jaxcoll._config import logger, watch_forks
 from jaxcoll._decisions import Path
 from jaxcoll._errors import NativeUnavailableError
@@ -82,7 +82,7 @@ class Call:
     Attributes:
         attributes: what the op's csrc/ffi file reads besides the groups.
         result_types: one for each leaf.
-        in_place: whether result i takes the memory of operand i.
+        in_place: whether result i takes the memory of operand i, unless that would be copied.
         operands: the leaves, where they are not the equation's own.
         finish: what is left to do with the results.
         over_peers: whether it is done over memory that GPUs read of each other, not over NCCL, as
@@ -345,9 +345,11 @@ def _emit(
         backend_config={name: _attribute(value) for name, value in attributes.items()},
         operand_layouts=[*([()] * len(before)), *layouts],
         result_layouts=[(), *result_layouts],
-        operand_output_aliases=(
-            {i + len(before): i + 1 for i in range(len(leaves))} if call.in_place else None
-        ),
+        operand_output_aliases={
+            i + len(before): i + 1
+            for i, leaf in enumerate(leaves)
+            if call.in_place and not _in_place.is_kept(ctx, leaf)
+        },
     )
     tokens[block] = custom_call.results[0]
     results = list(custom_call.results)[1:]
