@@ -243,7 +243,11 @@ def main() -> None:
     problem = None if is_tried else gpus.sharing_problem()
     shared = [int(number) for number in chosen.shared.split(",") if number]
     until, found = time.monotonic() + 60 * chosen.minutes, []
-    with contextlib.nullcontext(gpu_jobs.Mps({}, "of GPUs")) if is_tried else gpu_jobs.mps() as mps:
+    with (
+        contextlib.nullcontext(gpu_jobs.Mps({}, "MPS is for GPUs alone"))
+        if is_tried
+        else gpu_jobs.mps() as mps
+    ):
         todo = layouts(gpus.count, shared, problem, mps.problem)
         while todo:
             share_s = max(0.0, until - time.monotonic()) / len(todo)

@@ -75,7 +75,8 @@ def mps() -> Iterator[Mps]:
     if shutil.which(_MPS) is None:
         yield Mps({}, f"there is no {_MPS}")
         return
-    with tempfile.TemporaryDirectory() as folder:
+    # The service may still write there when it was told to end.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         needed = {f"CUDA_MPS_{what}_DIRECTORY": folder for what in ("PIPE", "LOG")}
         options: dict[str, Any] = {"env": {**os.environ, **needed}, "timeout": _MPS_S, "text": True}
         options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}

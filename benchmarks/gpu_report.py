@@ -11,7 +11,9 @@ _NOTE = (
     "*lax*: the same program on XLA's NCCL, where that runs. *nccl*: NCCL alone, called in C with "
     "no program around it; for a collective matmul its collective alone. *copy*: a copy of a "
     "rank's operand on its own GPU. *alone*: the matmul of all blocks, or the step, without "
-    "communication. *bus GB/s*: what a rank has to send at least, over the time. *order*: of sums; "
+    "communication; of matmuls each call but *nccl* also changes an element of its operand, which "
+    "makes XLA do them all. *bus GB/s*: what a rank has to send at least, over the time. *order*: of "
+    "sums; "
     "`by rank` over peer memory. *wrong*: elements "
     "of ours that differ from what the ranks' numbers say, and of the step, losses."
 )

@@ -158,12 +158,28 @@ def module_name(ctx: mlir.LoweringRuleContext) -> str:
     return str(ctx.module_context.module.operation.attributes["sym_name"]).strip('"')
 
 
-def main_function(ctx: mlir.LoweringRuleContext) -> Any:
-    """Returns the function of the module being lowered that is the program; None: not there yet."""
+def has_computed_nothing(ctx: mlir.LoweringRuleContext) -> bool:
+    """Tells whether nothing stands yet before what is lowered, in the program and what it calls."""
     for op in ctx.module_context.module.body.operations:
-        if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main":
-            return op
-    return None
+        if op.operation.name != "func.func":
+            continue
+        last = [inner.operation.name for block in op.regions[0].blocks for inner in block][-1:]
+        # Another one without an end is being lowered, too, and calls what is lowered now.
+        if last != ([] if _is_main(op) else ["func.return"]):
+            return False
+    return True
+
+
+def arguments_of_main(ctx: mlir.LoweringRuleContext) -> list[Any]:
+    """Returns the attributes of each argument of the program."""
+    for op in ctx.module_context.module.body.operations:
+        if op.operation.name == "func.func" and _is_main(op) and "arg_attrs" in op.attributes:
+            return list(op.attributes["arg_attrs"])
+    return []
+
+
+def _is_main(function: Any) -> bool:
+    return function.attributes["sym_name"].value == "main"
 
 
 def equation_metadata(ctx: mlir.LoweringRuleContext) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ _FILES = {
         "blas": ("nvidia.cublas", "libcublasLt.so.12"),
     },
 }
-# On one H100 a call by NCCL costs the host 110 us more than one of XLA's (docs/gpu.md, "Measured"):
+# On one H100 a call by NCCL costs 110 us more than one of XLA's (docs/gpu.md, "Measured"):
 # until that is mended "auto" leaves GPUs to jax.lax.
 IS_FASTER = False
 _TEXT_BYTES = 4096

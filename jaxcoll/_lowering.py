@@ -338,6 +338,8 @@ def _emit(
         target = f"jaxcoll_{request.op}"
         before = [token] if _one_a_process(ctx) else [stablehlo.partition_id(), token]
         attributes["groups"] = [member for group in groups for member in group]
+    kept = _in_place.kept(ctx, leaves) if call.in_place else [True] * len(leaves)
+    aliases = {i + len(before): i + 1 for i, is_kept in enumerate(kept) if not is_kept}
     custom_call = _compat.custom_call(
         target,
         result_types=[token.type, *call.result_types],
@@ -345,11 +347,7 @@ def _emit(
         backend_config={name: _attribute(value) for name, value in attributes.items()},
         operand_layouts=[*([()] * len(before)), *layouts],
         result_layouts=[(), *result_layouts],
-        operand_output_aliases={
-            i + len(before): i + 1
-            for i, leaf in enumerate(leaves)
-            if call.in_place and not _in_place.is_kept(ctx, leaf)
-        },
+        operand_output_aliases=aliases or None,
     )
     tokens[block] = custom_call.results[0]
     results = list(custom_call.results)[1:]

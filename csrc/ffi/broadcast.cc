@@ -1,5 +1,5 @@
-// ffi/broadcast.cc: attributes bytes and root (a rank); results alias operands, so the root's stays
-// as it is.
+// ffi/broadcast.cc: attributes bytes and root (a rank); a result may alias its operand: then the
+// root's stays as it is.
 #include "ffi/handlers.h"
 #include "ffi/site.h"
 #include "host/copy_work.h"

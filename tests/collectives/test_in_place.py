@@ -1,5 +1,6 @@
-"""Where the result of a sum takes the memory of its operand: not where XLA would copy that first."""
+"""Where the result takes the memory of an operand: not where XLA would copy that first."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,13 @@ def total(x: Any) -> Any:
     return jaxcoll.all_reduce(x, "x", backend="native")
 
 
-def over(f: Callable[..., Any]) -> Callable[..., Any]:
+def first(x: Any) -> Any:
+    return jaxcoll.broadcast(x, "x", root=0, backend="native")
+
+
+def over(f: Callable[..., Any], *, check_vma: bool = False) -> Callable[..., Any]:
     spec = jax.P("x")
-    return jax.shard_map(f, mesh=mesh(2), in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.shard_map(f, mesh=mesh(2), in_specs=spec, out_specs=spec, check_vma=check_vma)
 
 
 def operand(factor: int = 1) -> Any:
@@ -29,51 +34,67 @@ def operand(factor: int = 1) -> Any:
     )
 
 
+SUM = np.stack([np.asarray(operand()).sum(axis=0)] * 2)
+ROOT = np.stack([np.asarray(operand())[0]] * 2)
+summed = over(total)  # one function for several calls
 CASES = {
-    # what: the program, of one or two operands; of each leaf, whether it is summed in place; what
-    # the program multiplies the operands' sums with
-    "an argument": (over(total), [False], 1),
-    "an argument, reshaped": (over(lambda x: total(x[0])[None]), [False], 1),
-    "an argument of a function": (over(jax.checkpoint(total)), [False], 1),
-    "what was computed": (over(lambda x: total(2 * x)), [True], 2),
-    "what was computed outside": (lambda x: over(total)(2 * x), [True], 2),
-    "a result": (over(lambda x: total(total(x))), [False, True], 2),
-    "of a tree": (over(lambda x, y: sum(total((x, 2 * y)))), [False, True], None),
-    "in a loop": (
-        over(lambda x: jax.lax.fori_loop(0, 1, lambda _, y: total(y), x)), [True], 1,
+    # what: the program; of each result of a call, whether it is in place; what the program returns
+    "an argument": (summed, [False], SUM),
+    "an argument, checked": (over(lambda x: total(x) + x * 0, check_vma=True), [False], SUM),
+    "an argument, reshaped": (over(lambda x: total(x[0])[None]), [False], SUM),
+    "an argument of a function": (over(jax.checkpoint(total)), [False], SUM),
+    "an argument, broadcast": (over(first), [False], ROOT),
+    "what was computed": (over(lambda x: total(2 * x)), [True], 2 * SUM),
+    "what was computed, broadcast": (over(lambda x: first(2 * x)), [True], 2 * ROOT),
+    "what was computed outside": (lambda x: summed(2 * x), [True], 2 * SUM),
+    "what was computed in a function": (
+        lambda x: jax.jit(lambda y: summed(2 * y))(x), [True], 2 * SUM,
     ),
+    "a result": (over(lambda x: total(total(x))), [False, True], 2 * SUM),
+    "of a tree": (over(lambda x: sum(total((x, 2 * x)))), [False, True], 3 * SUM),
+    "in a loop": (over(lambda x: jax.lax.fori_loop(0, 1, lambda _, y: total(y), x)), [True], SUM),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_what_is_summed_in_place(what: str):
-    program, expected, factor = CASES[what]
-    operands = [operand(), operand(3)][: 2 if factor is None else 1]
+def test_what_is_in_place(what: str):
+    program, expected, result = CASES[what]
     f = jax.jit(program)
-    assert in_place(f, operands) == expected
-    both = np.asarray(operand()).sum(axis=0)
-    found = np.asarray(f(*operands))
-    np.testing.assert_array_equal(found, np.stack([both * (factor or 7)] * 2))
+    x = operand()
+    assert in_place(f, x) == expected
+    np.testing.assert_array_equal(np.asarray(f(x)), result)
+    np.testing.assert_array_equal(np.asarray(x), np.asarray(operand()))
+
+
+@pytest.mark.parametrize("what", ["an argument", "an argument, reshaped", "an argument, broadcast"])
+def test_an_argument_is_not_copied(what: str):
+    program, _, _ = CASES[what]
+    assert copies(jax.jit(program), operand()) == 0
 
 
 def test_what_is_donated():
-    """As it is it is summed in place: nothing is copied. Reshaped, XLA would copy it."""
-    x = operand()
-    both = np.asarray(x).sum(axis=0)
-    f = jax.jit(over(total), donate_argnums=0)
-    assert in_place(f, [x]) == [True]
+    """As it is it is summed in place, and not copied. Reshaped it would be, so it is read."""
+    x, y = operand(), operand()
+    f = jax.jit(summed, donate_argnums=0)
+    assert in_place(f, x) == [True]
+    assert copies(f, x) == 0
     reshaped = jax.jit(over(lambda x: total(x[0])[None]), donate_argnums=0)
-    assert in_place(reshaped, [x]) == [False]
-    np.testing.assert_array_equal(np.asarray(f(x)), np.stack([both, both]))
+    assert in_place(reshaped, y) == [False]
+    np.testing.assert_array_equal(np.asarray(f(x)), SUM)
+    np.testing.assert_array_equal(np.asarray(reshaped(y)), SUM)
     assert x.is_deleted()
 
 
-def in_place(f: Any, operands: list[Any]) -> list[bool]:
-    """Returns of each leaf of each call, in the program's order, whether its result is in place."""
+def in_place(f: Any, x: Any) -> list[bool]:
+    """Returns of each result of each call, in the program's order, whether it is in place."""
     found = []
-    for line in f.lower(*operands).as_text().splitlines():
-        if "@jaxcoll_all_reduce" in line:
+    for line in f.lower(x).as_text().splitlines():
+        if "@jaxcoll_" in line:
             count = line.rsplit("->", 1)[1].count("tensor<")
-            taken = [f"output_tuple_indices = [{i + 1}]" in line for i in range(count)]
-            found += taken
+            found += [f"output_tuple_indices = [{i + 1}]" in line for i in range(count)]
     return found
+
+
+def copies(f: Any, x: Any) -> int:
+    """Returns how many copies of a rank's operand the compiled program makes."""
+    return len(re.findall(r"= f32\[[14,]+\]\S* copy\(", f.lower(x).compile().as_text()))

@@ -68,9 +68,13 @@ def test_a_tree_is_reduced_in_place():
     if not auto_is_native():
         pytest.skip("a matter of the native call")
     tree = many_dtypes(4)
-    text = (
-        jax.jit(mapped(lambda tree: jaxcoll.all_reduce(tree, "x"), mesh(4))).lower(tree).as_text()
-    )
+
+    def f(tree: Any) -> Any:
+        return jaxcoll.all_reduce(
+            jax.tree.map(lambda leaf: leaf | leaf if leaf.dtype == bool else leaf + leaf, tree), "x"
+        )
+
+    text = jax.jit(mapped(f, mesh(4))).lower(tree).as_text()
     assert text.count("output_operand_alias<") == len(jax.tree.leaves(tree))
 
 

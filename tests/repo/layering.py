@@ -22,7 +22,16 @@ PYTHON_LAYERS = (
     },
     {
         *("_native", "_processes", "_segments", "_board", "_door", "_engine", "_hosts", "_job"),
-        *("_clones", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding", "diagnosis"),
+        *(
+            "_clones",
+            "_predicates",
+            "_lowering",
+            "_in_place",
+            "_lax_rules",
+            "mesh",
+            "_sharding",
+            "diagnosis",
+        ),
         "_nccl_calls",
     },
     {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher", "_watch"},
