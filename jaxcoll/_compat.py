@@ -174,7 +174,8 @@ def arguments_of_main(ctx: mlir.LoweringRuleContext) -> list[Any]:
     """Returns the attributes of each argument of the program."""
     for op in ctx.module_context.module.body.operations:
         if op.operation.name == "func.func" and _is_main(op) and "arg_attrs" in op.attributes:
-            return list(op.attributes["arg_attrs"])
+            attributes: Any = op.attributes["arg_attrs"]
+            return list(attributes)
     return []
 
 
