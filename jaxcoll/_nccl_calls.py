@@ -22,7 +22,7 @@ from jaxcoll._types import DTYPES, REDUCE_OPS, reduction_problem
 Params = dict[str, Any]
 
 # Bytes and leaves of a tree whose sum goes over peer memory: as csrc/cuda/peer_call.h and
-# csrc/cuda/peer_seat.h have them; both are guesses.
+# csrc/cuda/peer_seat.h have them; for several GPUs both are guesses.
 _MOST_OVER_PEERS = 256 << 10
 _MOST_LEAVES = 4
 
