@@ -132,6 +132,7 @@ signatures: $(VENV)/.dev$(JAX)  ## regenerate tests/repo/signatures.txt from the
 
 build: $(VENV)/.tools  ## after an edit of csrc: rebuild the extension against the installed JAX, quickly
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps -e .
+	@$(BIN)/python -c 'import jaxcoll._core'  # which a compiler's error leaves out: -v shows it
 	@touch $(VENV)/.dev$(JAX)
 
 clean:  ## remove everything that make made

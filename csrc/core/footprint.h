@@ -1,8 +1,9 @@
 // core/footprint.h: the memory that a call will touch, asked for at once.
 #pragma once
 
-#include <array>    // std::array
-#include <cstddef>  // std::byte, std::size_t
+#include <algorithm>  // std::max
+#include <array>      // std::array
+#include <cstddef>    // std::byte, std::size_t
 
 #include "core/align.h"
 
@@ -14,9 +15,19 @@ namespace jaxcoll {
 /// small call between two processes.
 class Footprint {
  public:
+  /// Blocks that follow each other become one (core/pooled.h). What does not fit any more is left
+  /// out.
   void Add(const void* block, std::size_t bytes) {
+    const auto* const begin = static_cast<const std::byte*>(block);
+    if (num_blocks_ > 0) {
+      Block& last = blocks_[num_blocks_ - 1];
+      if (last.begin <= begin && begin <= last.begin + last.bytes + kCacheLine) {
+        last.bytes = std::max(last.bytes, static_cast<std::size_t>(begin - last.begin) + bytes);
+        return;
+      }
+    }
     if (num_blocks_ < blocks_.size()) {
-      blocks_[num_blocks_++] = {.begin = static_cast<const std::byte*>(block), .bytes = bytes};
+      blocks_[num_blocks_++] = {.begin = begin, .bytes = bytes};
     }
   }
   /// For an object of a class that only others know.
@@ -39,7 +50,7 @@ class Footprint {
   };
 
   std::size_t num_blocks_ = 0;
-  std::array<Block, 7> blocks_{};
+  std::array<Block, 4> blocks_{};
 };
 
 }  // namespace jaxcoll

@@ -1,6 +1,6 @@
 #include "host/call_site.h"
 
-#include <algorithm>  // std::find, std::max, std::none_of
+#include <algorithm>  // std::find, std::max, std::min, std::none_of
 #include <set>        // std::set
 #include <utility>    // std::move
 
@@ -25,16 +25,6 @@ Pace& NextPace() {
   return (*paces)[next.fetch_add(1, std::memory_order_relaxed) % kNumPaces];
 }
 
-std::size_t CountMembers(const std::vector<std::vector<std::int64_t>>& groups) {
-  std::int64_t last = -1;
-  for (const auto& group : groups) {
-    for (const std::int64_t id : group) {
-      last = std::max(last, id);
-    }
-  }
-  return static_cast<std::size_t>(last + 1);
-}
-
 std::vector<std::size_t> SeatsOf(const Session& session,
                                  const std::vector<std::int64_t>& processes) {
   std::vector<std::size_t> seats;
@@ -56,26 +46,50 @@ bool IsHere(const Placement& placement, std::size_t group) {
 }
 
 // Null where all members are in this process.
-std::unique_ptr<Membership> MakeMembership(const Placement& placement, std::size_t group) {
+std::shared_ptr<const Membership> MembershipIn(const Placement& placement, std::size_t group) {
   if (placement.job == nullptr) {
     return nullptr;
   }
   const std::shared_ptr<Session> session = placement.job->session();
-  return std::make_unique<Membership>(SeatsOf(*session, placement.processes[group]),
-                                      session->seat());
+  return MembershipOf(SeatsOf(*session, placement.processes[group]), session->seat());
 }
+
+// The logical ids from the first member in this process to the last one.
+struct MembersHere {
+  std::int64_t first = 0;
+  std::size_t count = 0;
+
+  MembersHere(const std::vector<std::vector<std::int64_t>>& groups, const Placement& placement) {
+    const std::int64_t mine = placement.job == nullptr ? 0 : placement.job->session()->process();
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      for (std::size_t r = 0; r < groups[g].size(); ++r) {
+        if (placement.job == nullptr || placement.processes[g][r] == mine) {
+          Add(groups[g][r]);
+        }
+      }
+    }
+  }
+
+ private:
+  void Add(std::int64_t id) {
+    const std::int64_t end = count == 0 ? id + 1 : first + static_cast<std::int64_t>(count);
+    first = count == 0 ? id : std::min(first, id);
+    count = static_cast<std::size_t>(std::max(end, id + 1) - first);
+  }
+};
 
 }  // namespace
 
 CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
                    std::unique_ptr<const Work> work, const Placement& placement)
     : id_(id),
-      groups_(std::move(groups)),
       work_(std::move(work)),
+      first_member_(MembersHere(groups, placement).first),
+      members_(MembersHere(groups, placement).count),
       pace_(&NextPace()),
       job_(placement.job),
       fails_with_job_(placement.job != nullptr && placement.fails_with_job),
-      members_(CountMembers(groups_)) {
+      groups_(std::move(groups)) {
   std::size_t num_members = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     if (!IsHere(placement, g)) {
@@ -85,7 +99,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
     }
     const std::uint64_t group_id =
         GroupId(placement.job == nullptr ? groups_[g] : placement.devices[g]);
-    memberships_.push_back(MakeMembership(placement, g));
+    memberships_.push_back(MembershipIn(placement, g));
     const Membership* const membership = memberships_.back().get();
     const std::size_t num_here =
         membership == nullptr ? groups_[g].size() : membership->my_ranks().size();
@@ -107,7 +121,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
       if (membership != nullptr && !membership->is_mine(r)) {
         continue;
       }
-      Member& member = members_[static_cast<std::size_t>(groups_[g][r])];
+      Member& member = members_[At(groups_[g][r])];
       member.meeting = meetings_.back().get();
       member.group = group_id;
       member.group_rank = static_cast<std::int64_t>(r);
@@ -175,10 +189,10 @@ void CallSite::Unref() {
 
 CallSite::Visit CallSite::Begin(std::int64_t logical_id, std::int64_t device, std::int64_t run) {
   Visit visit;
-  if (logical_id < 0 || static_cast<std::size_t>(logical_id) >= members_.size()) {
+  if (At(logical_id) >= members_.size()) {
     return visit;
   }
-  Member& member = members_[static_cast<std::size_t>(logical_id)];
+  Member& member = members_[At(logical_id)];
   if (member.meeting == nullptr) {
     return visit;
   }
@@ -236,7 +250,7 @@ void CallSite::AddUnderWay(std::int64_t now_ns, std::vector<UnderWay>& calls) {
     for (std::size_t i = 0; i < call.arrived.size(); ++i) {
       const std::size_t rank = membership == nullptr ? i : membership->my_ranks()[i];
       const std::int64_t logical_id = groups_[group][rank];
-      const Member& member = members_[static_cast<std::size_t>(logical_id)];
+      const Member& member = members_[At(logical_id)];
       (call.arrived[i] ? added.arrived : added.missing)
           .push_back({.logical_id = logical_id,
                       .device = member.device.load(std::memory_order_relaxed),
@@ -246,10 +260,10 @@ void CallSite::AddUnderWay(std::int64_t now_ns, std::vector<UnderWay>& calls) {
 }
 
 std::int64_t CallSite::DeviceIn(std::int64_t run, std::int64_t logical_id) const {
-  if (static_cast<std::size_t>(logical_id) >= members_.size()) {
+  if (At(logical_id) >= members_.size()) {
     return -1;
   }
-  const Member& member = members_[static_cast<std::size_t>(logical_id)];
+  const Member& member = members_[At(logical_id)];
   const bool was_here = member.run.load(std::memory_order_acquire) == run;
   return was_here ? member.device.load(std::memory_order_relaxed) : -1;
 }
@@ -303,7 +317,7 @@ std::string CallSite::Describe(UnderWay call, const std::vector<UnderWay>& all,
                                std::int64_t waited_ns, std::int64_t timeout_ns) const {
   for (Place& place : call.missing) {
     if (place.device < 0) {
-      place.device = members_[static_cast<std::size_t>(place.logical_id)].home;
+      place.device = members_[At(place.logical_id)].home;
     }
   }
   const BlackBox& box = BlackBox::Get();

@@ -20,6 +20,7 @@
 #include "host/exchange.h"
 #include "host/job.h"
 #include "host/meeting.h"
+#include "host/membership.h"
 #include "host/route.h"
 #include "host/runners.h"
 #include "host/work.h"
@@ -67,8 +68,8 @@ class CallSite final : public Pooled, private CallNames {
 
   /// Asks for the memory that Begin and Arrive will touch; before anything else.
   void Prefetch(std::int64_t logical_id) const {
-    if (logical_id >= 0 && static_cast<std::size_t>(logical_id) < members_.size()) {
-      members_[static_cast<std::size_t>(logical_id)].footprint.Prefetch();
+    if (const std::size_t at = At(logical_id); at < members_.size()) {
+      members_[at].footprint.Prefetch();
     }
   }
 
@@ -128,7 +129,7 @@ class CallSite final : public Pooled, private CallNames {
 
  private:
   struct Member : Pooled {
-    Meeting* meeting = nullptr;   // null: this logical id is in no group of this process
+    Meeting* meeting = nullptr;   // null: this logical id is none of this process
     std::size_t rank = 0;         // among those of the group in this process
     std::int64_t group_rank = 0;  // among all
     std::int64_t home = -1;       // its device, where the placement has it
@@ -141,6 +142,11 @@ class CallSite final : public Pooled, private CallNames {
 
   ~CallSite();
 
+  /// Where in members_ the one with that number is; beyond its end where there is none.
+  [[nodiscard]] std::size_t At(std::int64_t logical_id) const {
+    return static_cast<std::size_t>(logical_id - first_member_);
+  }
+
   [[nodiscard]] std::int64_t timeout_ns() const override;
   [[nodiscard]] std::int64_t compile_timeout_ns() const override;
 
@@ -148,15 +154,16 @@ class CallSite final : public Pooled, private CallNames {
   [[nodiscard]] bool IsAnyoneExcused(std::int64_t now_ns) const;
 
   const std::uint64_t id_;
-  const std::vector<std::vector<std::int64_t>> groups_;
   const std::unique_ptr<const Work> work_;
-  Pace* const pace_;
   std::int64_t only_member_ = -1;
+  const std::int64_t first_member_;
+  SmallArray<Member, 1> members_;  // of this process, and what is between them, by logical id
+  Pace* const pace_;
   Job* const job_;  // null: all members are in this process
   const bool fails_with_job_;
-  SmallArray<Member, 2> members_;                         // by logical id
-  std::vector<std::unique_ptr<Membership>> memberships_;  // by group; null: all are here
-  std::vector<std::unique_ptr<Meeting>> meetings_;        // by group; null: none is here
+  const std::vector<std::vector<std::int64_t>> groups_;
+  std::vector<std::shared_ptr<const Membership>> memberships_;  // by group; null: all are here
+  std::vector<std::unique_ptr<Meeting>> meetings_;              // by group; null: none is here
   std::int64_t excused_ns_ = 0;  // the watchdog's: when somebody had a reason
   std::atomic<int> references_{1};
 };

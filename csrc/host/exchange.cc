@@ -48,17 +48,17 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       site_(site),
       members_(members),
       route_(std::move(route)),
-      names_(names),
       steps_(route_->num_phases(), route_->num_rounds()),
-      window_bytes_(session.segment().shape().window_bytes),
-      turning_bytes_(TurningBytes(*route_, window_bytes_)),
-      processes_(session.processes()),
-      can_read_peers_(session.can_read_peers()),
-      copy_costs_(session.copy_costs()),
+      turning_bytes_(TurningBytes(*route_, session.segment().shape().window_bytes)),
+      is_ahead_(GoesAhead(members.mine())),
       peers_(members.num_processes() - 1),
       windows_(members.num_processes()),
       pids_(members.num_processes()),
-      is_ahead_(GoesAhead(members.mine())) {
+      names_(names),
+      window_bytes_(session.segment().shape().window_bytes),
+      processes_(session.processes()),
+      can_read_peers_(session.can_read_peers()),
+      copy_costs_(session.copy_costs()) {
   const std::size_t mine = members.mine();
   std::vector<std::size_t> watchers;
   for (std::size_t process = 0, i = 0; process < members.num_processes(); ++process) {
@@ -105,10 +105,9 @@ bool Exchange::GoesAhead(std::size_t process) const {
 Exchange::~Exchange() = default;
 
 void Exchange::AddTo(Footprint& footprint) const {
-  footprint.Add(this, sizeof(*this));
   footprint.Add(occurrences_, sizeof(*occurrences_));
-  footprint.Add(&members_, sizeof(members_));
   footprint.Add(route_.get());
+  footprint.Add(this, sizeof(*this));
 }
 
 Lane& Exchange::lane() const {

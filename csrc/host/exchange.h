@@ -139,7 +139,7 @@ class Exchange : public Pooled {
   void Fail(const Status& cause) const;
 
  private:
-  struct Peer {
+  struct Peer : Pooled {
     std::size_t seat = 0;
     std::size_t process = 0;
     unsigned reads = 0;          // phases in which this process reads what the peer has left
@@ -205,41 +205,44 @@ class Exchange : public Pooled {
   [[nodiscard]] std::vector<bool> Absent(std::vector<RanksThere>& there);
   [[nodiscard]] std::string WaitText(std::int64_t waited_ns, const std::string& why);
 
+  // What each call touches comes first, and what it seldom does last: a cache line that is not
+  // needed is not fetched, or thrown out for one that is.
   Job& job_;
   std::shared_ptr<Session> session_;
   std::uint64_t epoch_ = 0;  // of the job when session_ was taken
   std::atomic<std::uint64_t>* occurrences_ = nullptr;
-  bool fits_ = true;  // the session, what the route was made for
   const std::uint64_t group_;
   const std::uint64_t site_;
   const Membership& members_;
   const std::unique_ptr<const Route> route_;
-  const CallNames& names_;
   const Steps steps_;
-  const std::size_t window_bytes_;
-  const std::size_t turning_bytes_;            // of a window, of calls that go round in it; else 0
-  const std::vector<std::int64_t> processes_;  // by seat
-  const bool can_read_peers_;
-  const CopyCostsBySize copy_costs_;
+  const std::size_t turning_bytes_;  // of a window, of calls that go round in it; else 0
 
   // Of the call in progress.
+  bool fits_ = true;             // the session, what the route was made for
+  bool has_ended_ = false;       // all others' lanes
+  bool has_prefetched_ = false;  // the next call's memory
+  bool is_shown_ = false;        // in the lane, as one that waits
+  const bool is_ahead_;          // as Peer::is_ahead
+  int lane_ = -1;
+  std::size_t begin_ = 0;  // of the call in this process's window
   Buffers local_{};
   CallName name_;
   std::uint64_t tag_ = 0;
   std::uint64_t ticket_ = 0;
-  int lane_ = -1;
-  std::size_t begin_ = 0;  // of the call in this process's window
   Step step_;
-  std::int64_t excused_ns_ = 0;    // when somebody who was waited for had a reason
-  std::int64_t next_look_ns_ = 0;  // for a stalemate: when it has waited for so long
-  bool has_ended_ = false;         // all others' lanes
-  bool has_prefetched_ = false;    // the next call's memory
-  bool is_shown_ = false;          // in the lane, as one that waits
-  SmallArray<Peer, 3> peers_;
-  SmallArray<std::byte*, 4> windows_;  // by process
-  SmallArray<std::int64_t, 4> pids_;
+  SmallArray<Peer, 1> peers_;
+  SmallArray<std::byte*, 4> windows_;    // by process
   SmallArray<std::size_t, 3> watchers_;  // seats of those that look at this process's lane
-  bool is_ahead_ = false;                // as Peer::is_ahead
+
+  std::vector<std::int64_t> pids_;  // by process
+  std::int64_t excused_ns_ = 0;     // when somebody who was waited for had a reason
+  std::int64_t next_look_ns_ = 0;   // for a stalemate: when it has waited for so long
+  const CallNames& names_;
+  const std::size_t window_bytes_;
+  const std::vector<std::int64_t> processes_;  // by seat
+  const bool can_read_peers_;
+  const CopyCostsBySize copy_costs_;
 };
 
 }  // namespace jaxcoll

@@ -59,17 +59,17 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange
     : site_(site),
       num_ranks_(num_ranks),
       exchange_(std::move(exchange)),
-      first_execution_(FirstExecution()),
-      continuation_(*this),
       num_chunks_(exchange_ != nullptr ? 0 : site.work().num_chunks(num_ranks)),
       num_helpers_(CountHelpers(site.work(), num_ranks, num_chunks_)),
       starts_early_(num_chunks_ > 0 && site.work().starts_early()),
+      ranks_(num_ranks),
       operands_(site.work().num_operands() * num_ranks),
       results_(site.work().num_results() * num_ranks),
-      ranks_(num_ranks),
       arrivals_(starts_early_ ? num_ranks : 0),
       counters_(starts_early_ ? site.work().num_counters(num_ranks) : 0),
-      helpers_(num_helpers_) {
+      first_execution_(FirstExecution()),
+      helpers_(num_helpers_),
+      continuation_(*this) {
   for (Rank& rank : ranks_) {
     rank.operands.Reset(site.work().num_operands());
     rank.results.Reset(site.work().num_results());
@@ -82,12 +82,12 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange
 Meeting::~Meeting() = default;
 
 void Meeting::AddTo(Footprint& footprint, std::size_t rank) const {
+  if (exchange_ != nullptr) {
+    exchange_->AddTo(footprint);
+  }
   footprint.Add(this, sizeof(*this));
   if (num_ranks_ > 1) {  // else it lies within
     footprint.Add(&ranks_[rank], sizeof(Rank));
-  }
-  if (exchange_ != nullptr) {
-    exchange_->AddTo(footprint);
   }
 }
 

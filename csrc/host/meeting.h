@@ -221,18 +221,15 @@ class Meeting : public Pooled {
   std::int64_t Finish(std::shared_ptr<const Status> failure = nullptr);
   void Collect(TaskList& resumptions);  // of the ranks that wait; requires mutex_
 
+  // What each call touches comes first, as in Exchange.
   CallSite& site_;
   const std::size_t num_ranks_;
   const std::unique_ptr<Exchange> exchange_;
-  const std::int64_t first_execution_;
-  Continuation continuation_;
   const std::size_t num_chunks_;
   const std::size_t num_helpers_;
   const bool starts_early_;
-  SmallArray<const void*, 4> operands_;
-  SmallArray<void*, 4> results_;
 
-  SpinLock mutex_;  // guards the next fourteen
+  SpinLock mutex_;  // guards the next twelve
   State state_ = State::kDone;
   Key key_;
   std::int64_t opened_ns_ = 0;
@@ -243,19 +240,26 @@ class Meeting : public Pooled {
   std::size_t num_arrived_ = 0;
   std::uint64_t num_done_ = 0;   // calls
   std::size_t num_staying_ = 0;  // ranks
-  SmallArray<Rank, 1> ranks_;
   std::shared_ptr<const Status> failure_;
-  // Of work that starts early.
-  SmallArray<std::size_t, 2> arrivals_;  // ranks
-  std::size_t num_at_work_ = 0;          // ranks that run chunks, perhaps of the call before
+  SmallArray<Rank, 1> ranks_;
+
+  SmallArray<const void*, 2> operands_;
+  SmallArray<void*, 2> results_;
 
   // Of the call in progress. A helper that comes late for one call is as good a helper for the
   // next: whoever takes a chunk sees the buffers of the call that it belongs to.
-  std::atomic<bool> is_left_{false};      // the exchange: to the thread that will come to Continue
-  std::atomic<std::uint64_t> chunks_{0};  // ready ones << 32 | the next one to take
+  std::atomic<std::uint64_t> chunks_{0};        // ready ones << 32 | the next one to take
   std::atomic<std::size_t> num_unfinished_{0};  // chunks
-  SmallArray<std::atomic<int>, 2> counters_;
+  std::atomic<bool> is_left_{false};  // the exchange: to the thread that will come to Continue
+
+  // Of work that starts early; mutex_ guards the first two.
+  std::size_t num_at_work_ = 0;        // ranks that run chunks, perhaps of the call before
+  std::vector<std::size_t> arrivals_;  // ranks
+  std::vector<std::atomic<int>> counters_;
+
+  const std::int64_t first_execution_;
   std::vector<Help> helpers_;
+  Continuation continuation_;
   std::condition_variable_any ended_;  // a call that failed, or that ranks stay for
 };
 

@@ -4,77 +4,14 @@
 #include <algorithm>  // std::max, std::min
 #include <cstddef>    // std::byte, std::size_t
 #include <cstdint>    // std::int64_t
-#include <vector>     // std::vector
 
 #include "core/align.h"
 #include "core/pooled.h"
-#include "core/small_array.h"
 #include "host/copy_costs.h"
+#include "host/membership.h"
 #include "host/work.h"
 
 namespace jaxcoll {
-
-/// Which process holds which ranks of a group. Processes are counted in the order of their first
-/// rank.
-class Membership : public Pooled {
- public:
-  /// `seat_of` holds the seat in the segment of each rank's process, `my_seat` this process's.
-  Membership(const std::vector<std::size_t>& seat_of, std::size_t my_seat)
-      : places_(seat_of.size()) {
-    std::vector<std::size_t> seats;
-    std::vector<std::size_t> counts;
-    std::vector<std::size_t> my_ranks;
-    for (std::size_t rank = 0; rank < seat_of.size(); ++rank) {
-      std::size_t process = 0;
-      while (process < seats.size() && seats[process] != seat_of[rank]) {
-        ++process;
-      }
-      if (process == seats.size()) {
-        seats.push_back(seat_of[rank]);
-        counts.push_back(0);
-      }
-      places_[rank] = {.process = process, .position = counts[process]++};
-      most_ranks_ = std::max(most_ranks_, counts[process]);
-      if (seat_of[rank] == my_seat) {
-        mine_ = process;
-        my_ranks.push_back(rank);
-      }
-    }
-    seats_.Assign(seats);
-    my_ranks_.Assign(my_ranks);
-  }
-
-  [[nodiscard]] std::size_t num_ranks() const { return places_.size(); }
-  [[nodiscard]] std::size_t num_processes() const { return seats_.size(); }
-  /// The process of a rank, and the rank's place among its process's ranks.
-  [[nodiscard]] std::size_t process_of(std::size_t rank) const { return places_[rank].process; }
-  [[nodiscard]] std::size_t position(std::size_t rank) const { return places_[rank].position; }
-  [[nodiscard]] std::size_t seat(std::size_t process) const { return seats_[process]; }
-  /// This process, and its ranks in order; none where it has no part in the group.
-  [[nodiscard]] std::size_t mine() const { return mine_; }
-  [[nodiscard]] const SmallArray<std::size_t, 4>& my_ranks() const { return my_ranks_; }
-  [[nodiscard]] bool is_mine(std::size_t rank) const { return process_of(rank) == mine_; }
-  [[nodiscard]] std::size_t num_ranks_of(std::size_t process) const {
-    std::size_t count = 0;
-    for (const Place& place : places_) {
-      count += place.process == process ? 1 : 0;
-    }
-    return count;
-  }
-  /// The ranks of the process that has most.
-  [[nodiscard]] std::size_t most_ranks() const { return most_ranks_; }
-
- private:
-  struct Place {
-    std::size_t process, position;
-  };
-
-  SmallArray<Place, 4> places_;  // by rank
-  SmallArray<std::size_t, 4> seats_;
-  SmallArray<std::size_t, 4> my_ranks_;
-  std::size_t mine_ = static_cast<std::size_t>(-1);
-  std::size_t most_ranks_ = 0;
-};
 
 /// Rounds that a window holds, one after the other and again from its begin. With two a process
 /// could leave one while others read the last; but whoever writes again to what another core has
