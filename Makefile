@@ -132,7 +132,8 @@ signatures: $(VENV)/.dev$(JAX)  ## regenerate tests/repo/signatures.txt from the
 
 build: $(VENV)/.tools  ## after an edit of csrc: rebuild the extension against the installed JAX, quickly
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps -e .
-	@$(BIN)/python -c 'import jaxcoll._core'  # which a compiler's error leaves out: -v shows it
+	@test -n "$$JAXCOLL_NATIVE" || $(BIN)/python -c 'import jaxcoll._core' || \
+	  { echo 'the extension does not compile: $(BIN)/pip install --no-build-isolation --no-deps -v -e .'; exit 1; }
 	@touch $(VENV)/.dev$(JAX)
 
 clean:  ## remove everything that make made

@@ -33,6 +33,17 @@ class Footprint {
   /// For an object of a class that only others know.
   void Add(const void* object) { Add(object, kObjectBytes); }
 
+  [[nodiscard]] bool Holds(const void* address) const {
+    for (std::size_t i = 0; i < num_blocks_; ++i) {
+      const auto* const at = static_cast<const std::byte*>(address);
+      if (blocks_[i].begin <= at && at < blocks_[i].begin + blocks_[i].bytes) {
+        return true;
+      }
+    }
+    return false;
+  }
+  [[nodiscard]] std::size_t num_blocks() const { return num_blocks_; }
+
   void Prefetch() const {
     for (std::size_t i = 0; i < num_blocks_; ++i) {
       for (std::size_t at = 0; at < blocks_[i].bytes; at += kCacheLine) {
@@ -50,7 +61,7 @@ class Footprint {
   };
 
   std::size_t num_blocks_ = 0;
-  std::array<Block, 4> blocks_{};
+  std::array<Block, 5> blocks_{};
 };
 
 }  // namespace jaxcoll

@@ -1,6 +1,7 @@
 #include "host/call_site.h"
 
 #include <algorithm>  // std::find, std::max, std::min, std::none_of
+#include <array>      // std::array
 #include <set>        // std::set
 #include <utility>    // std::move
 
@@ -9,6 +10,7 @@
 #include "core/quick_clock.h"
 #include "host/diagnosis.h"
 #include "host/recorder.h"
+#include "host/route.h"
 #include "host/watchdog.h"
 #include "host/witness.h"
 
@@ -45,7 +47,7 @@ bool IsHere(const Placement& placement, std::size_t group) {
          processes.end();
 }
 
-// Null where all members are in this process.
+// Null without a job.
 std::shared_ptr<const Membership> MembershipIn(const Placement& placement, std::size_t group) {
   if (placement.job == nullptr) {
     return nullptr;
@@ -54,38 +56,35 @@ std::shared_ptr<const Membership> MembershipIn(const Placement& placement, std::
   return MembershipOf(SeatsOf(*session, placement.processes[group]), session->seat());
 }
 
-// The logical ids from the first member in this process to the last one.
-struct MembersHere {
-  std::int64_t first = 0;
-  std::size_t count = 0;
+}  // namespace
 
-  MembersHere(const std::vector<std::vector<std::int64_t>>& groups, const Placement& placement) {
-    const std::int64_t mine = placement.job == nullptr ? 0 : placement.job->session()->process();
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      for (std::size_t r = 0; r < groups[g].size(); ++r) {
-        if (placement.job == nullptr || placement.processes[g][r] == mine) {
-          Add(groups[g][r]);
-        }
+CallSite::MembersHere::MembersHere(const std::vector<std::vector<std::int64_t>>& groups,
+                                   const Placement& placement) {
+  const std::int64_t mine = placement.job == nullptr ? 0 : placement.job->session()->process();
+  std::int64_t last = -1;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::size_t r = 0; r < groups[g].size(); ++r) {
+      if (placement.job == nullptr || placement.processes[g][r] == mine) {
+        const std::int64_t id = groups[g][r];
+        first = last < 0 ? id : std::min(first, id);
+        last = std::max(last, id);
       }
     }
   }
-
- private:
-  void Add(std::int64_t id) {
-    const std::int64_t end = count == 0 ? id + 1 : first + static_cast<std::int64_t>(count);
-    first = count == 0 ? id : std::min(first, id);
-    count = static_cast<std::size_t>(std::max(end, id + 1) - first);
-  }
-};
-
-}  // namespace
+  count = last < 0 ? 0 : static_cast<std::size_t>(last - first + 1);
+}
 
 CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
                    std::unique_ptr<const Work> work, const Placement& placement)
+    : CallSite(id, groups, std::move(work), placement, MembersHere(groups, placement)) {}
+
+CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
+                   std::unique_ptr<const Work> work, const Placement& placement,
+                   const MembersHere& here)
     : id_(id),
       work_(std::move(work)),
-      first_member_(MembersHere(groups, placement).first),
-      members_(MembersHere(groups, placement).count),
+      first_member_(here.first),
+      members_(here.count),
       pace_(&NextPace()),
       job_(placement.job),
       fails_with_job_(placement.job != nullptr && placement.fails_with_job),

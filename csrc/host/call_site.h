@@ -21,7 +21,6 @@
 #include "host/job.h"
 #include "host/meeting.h"
 #include "host/membership.h"
-#include "host/route.h"
 #include "host/runners.h"
 #include "host/work.h"
 
@@ -129,7 +128,7 @@ class CallSite final : public Pooled, private CallNames {
 
  private:
   struct Member : Pooled {
-    Meeting* meeting = nullptr;   // null: this logical id is none of this process
+    Meeting* meeting = nullptr;   // null: no member of a group here has this logical id
     std::size_t rank = 0;         // among those of the group in this process
     std::int64_t group_rank = 0;  // among all
     std::int64_t home = -1;       // its device, where the placement has it
@@ -140,11 +139,20 @@ class CallSite final : public Pooled, private CallNames {
     Footprint footprint;
   };
 
+  /// The logical ids from the first member in this process to the last one.
+  struct MembersHere {
+    MembersHere(const std::vector<std::vector<std::int64_t>>& groups, const Placement& placement);
+
+    std::int64_t first = 0;
+    std::size_t count = 0;
+  };
+  CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
+           std::unique_ptr<const Work> work, const Placement& placement, const MembersHere& here);
   ~CallSite();
 
   /// Where in members_ the one with that number is; beyond its end where there is none.
   [[nodiscard]] std::size_t At(std::int64_t logical_id) const {
-    return static_cast<std::size_t>(logical_id - first_member_);
+    return static_cast<std::size_t>(logical_id) - static_cast<std::size_t>(first_member_);
   }
 
   [[nodiscard]] std::int64_t timeout_ns() const override;
@@ -157,14 +165,15 @@ class CallSite final : public Pooled, private CallNames {
   const std::unique_ptr<const Work> work_;
   std::int64_t only_member_ = -1;
   const std::int64_t first_member_;
-  SmallArray<Member, 1> members_;  // of this process, and what is between them, by logical id
+  SmallArray<Member, 1> members_;  // of this process, and what is between them; see At
   Pace* const pace_;
   Job* const job_;  // null: all members are in this process
   const bool fails_with_job_;
   const std::vector<std::vector<std::int64_t>> groups_;
-  std::vector<std::shared_ptr<const Membership>> memberships_;  // by group; null: all are here
-  std::vector<std::unique_ptr<Meeting>> meetings_;              // by group; null: none is here
-  std::int64_t excused_ns_ = 0;  // the watchdog's: when somebody had a reason
+  // By group. Null: without a job, or none is here.
+  std::vector<std::shared_ptr<const Membership>> memberships_;
+  std::vector<std::unique_ptr<Meeting>> meetings_;  // by group; null: none is here
+  std::int64_t excused_ns_ = 0;                     // the watchdog's: when somebody had a reason
   std::atomic<int> references_{1};
 };
 

@@ -108,6 +108,9 @@ void Exchange::AddTo(Footprint& footprint) const {
   footprint.Add(occurrences_, sizeof(*occurrences_));
   footprint.Add(route_.get());
   footprint.Add(this, sizeof(*this));
+  if (peers_.size() > 1) {  // else it lies within
+    footprint.Add(peers_.data(), peers_.size() * sizeof(Peer));
+  }
 }
 
 Lane& Exchange::lane() const {

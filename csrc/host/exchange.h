@@ -23,6 +23,7 @@
 #include "core/status.h"
 #include "host/diagnosis.h"
 #include "host/job.h"
+#include "host/membership.h"
 #include "host/route.h"
 #include "host/segment.h"
 #include "host/work.h"
@@ -205,8 +206,7 @@ class Exchange : public Pooled {
   [[nodiscard]] std::vector<bool> Absent(std::vector<RanksThere>& there);
   [[nodiscard]] std::string WaitText(std::int64_t waited_ns, const std::string& why);
 
-  // What each call touches comes first, and what it seldom does last: a cache line that is not
-  // needed is not fetched, or thrown out for one that is.
+  // What each call touches comes first, and what it seldom does last: so it has fewer cache lines.
   Job& job_;
   std::shared_ptr<Session> session_;
   std::uint64_t epoch_ = 0;  // of the job when session_ was taken
@@ -216,14 +216,15 @@ class Exchange : public Pooled {
   const Membership& members_;
   const std::unique_ptr<const Route> route_;
   const Steps steps_;
-  const std::size_t turning_bytes_;  // of a window, of calls that go round in it; else 0
+  const std::size_t turning_bytes_;      // of a window, of calls that go round in it; else 0
+  const bool is_ahead_;                  // as Peer::is_ahead
+  bool fits_ = true;                     // the session, what the route was made for
+  SmallArray<std::size_t, 3> watchers_;  // seats of those that look at this process's lane
 
   // Of the call in progress.
-  bool fits_ = true;             // the session, what the route was made for
   bool has_ended_ = false;       // all others' lanes
   bool has_prefetched_ = false;  // the next call's memory
   bool is_shown_ = false;        // in the lane, as one that waits
-  const bool is_ahead_;          // as Peer::is_ahead
   int lane_ = -1;
   std::size_t begin_ = 0;  // of the call in this process's window
   Buffers local_{};
@@ -232,8 +233,7 @@ class Exchange : public Pooled {
   std::uint64_t ticket_ = 0;
   Step step_;
   SmallArray<Peer, 1> peers_;
-  SmallArray<std::byte*, 4> windows_;    // by process
-  SmallArray<std::size_t, 3> watchers_;  // seats of those that look at this process's lane
+  SmallArray<std::byte*, 4> windows_;  // by process
 
   std::vector<std::int64_t> pids_;  // by process
   std::int64_t excused_ns_ = 0;     // when somebody who was waited for had a reason

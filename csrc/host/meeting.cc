@@ -62,12 +62,12 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange
       num_chunks_(exchange_ != nullptr ? 0 : site.work().num_chunks(num_ranks)),
       num_helpers_(CountHelpers(site.work(), num_ranks, num_chunks_)),
       starts_early_(num_chunks_ > 0 && site.work().starts_early()),
+      first_execution_(FirstExecution()),
       ranks_(num_ranks),
       operands_(site.work().num_operands() * num_ranks),
       results_(site.work().num_results() * num_ranks),
       arrivals_(starts_early_ ? num_ranks : 0),
       counters_(starts_early_ ? site.work().num_counters(num_ranks) : 0),
-      first_execution_(FirstExecution()),
       helpers_(num_helpers_),
       continuation_(*this) {
   for (Rank& rank : ranks_) {

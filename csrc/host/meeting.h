@@ -228,6 +228,7 @@ class Meeting : public Pooled {
   const std::size_t num_chunks_;
   const std::size_t num_helpers_;
   const bool starts_early_;
+  const std::int64_t first_execution_;
 
   SpinLock mutex_;  // guards the next twelve
   State state_ = State::kDone;
@@ -243,8 +244,8 @@ class Meeting : public Pooled {
   std::shared_ptr<const Status> failure_;
   SmallArray<Rank, 1> ranks_;
 
-  SmallArray<const void*, 2> operands_;
-  SmallArray<void*, 2> results_;
+  SmallArray<const void*, 4> operands_;
+  SmallArray<void*, 4> results_;
 
   // Of the call in progress. A helper that comes late for one call is as good a helper for the
   // next: whoever takes a chunk sees the buffers of the call that it belongs to.
@@ -257,7 +258,6 @@ class Meeting : public Pooled {
   std::vector<std::size_t> arrivals_;  // ranks
   std::vector<std::atomic<int>> counters_;
 
-  const std::int64_t first_execution_;
   std::vector<Help> helpers_;
   Continuation continuation_;
   std::condition_variable_any ended_;  // a call that failed, or that ranks stay for

@@ -1,7 +1,7 @@
 #include "host/membership.h"
 
 #include <algorithm>  // std::max
-#include <map>        // std::map
+#include <map>        // std::erase_if, std::map
 #include <mutex>      // std::lock_guard, std::mutex
 #include <utility>    // std::pair
 
@@ -39,6 +39,7 @@ std::shared_ptr<const Membership> MembershipOf(const std::vector<std::size_t>& s
   static std::mutex mutex;
   static auto* const known = new Known();  // leaked: call sites may be made at exit
   const std::lock_guard<std::mutex> lock(mutex);
+  std::erase_if(*known, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<const Membership>& found = (*known)[{seat_of, my_seat}];
   std::shared_ptr<const Membership> members = found.lock();
   if (members == nullptr) {

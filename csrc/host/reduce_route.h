@@ -46,8 +46,8 @@ class PackedTree {
   static std::size_t PackedBytes(const std::vector<ReducedLeaf>& leaves);
 
  private:
-  SmallArray<PackedPiece, 1> pieces_;
-  SmallArray<std::size_t, 1> ends_;
+  SmallArray<PackedPiece, 2> pieces_;
+  SmallArray<std::size_t, 2> ends_;
 };
 
 /// Every process leaves its ranks' trees and reduces all of them. One synchronisation: the way for
@@ -65,7 +65,7 @@ class OneShotAllReduce final : public Route {
                          const Processes& processes) const override;
 
  private:
-  SmallArray<ReducedLeaf, 1> leaves_;
+  SmallArray<ReducedLeaf, 2> leaves_;
   const Membership& members_;
   std::size_t rank_bytes_;
   PackedTree tree_;
@@ -92,7 +92,7 @@ class ChunkedAllReduce final : public Route {
                                   std::size_t position) const;
   [[nodiscard]] std::byte* Reduced(std::byte* window, std::size_t round) const;
 
-  SmallArray<ReducedLeaf, 1> leaves_;
+  SmallArray<ReducedLeaf, 2> leaves_;
   const Membership& members_;
   std::size_t chunk_bytes_;
   PackedTree tree_;

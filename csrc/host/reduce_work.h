@@ -41,7 +41,7 @@ class AllReduceWork final : public Work {
     std::size_t count;
   };
 
-  SmallArray<Leaf, 1> leaves_;
+  SmallArray<Leaf, 2> leaves_;
   std::vector<Piece> pieces_;
   std::vector<std::size_t> chunk_ends_;  // chunk c holds pieces [chunk_ends_[c-1], chunk_ends_[c])
   std::size_t bytes_ = 0;                // of one rank's tree

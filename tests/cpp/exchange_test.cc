@@ -7,7 +7,7 @@
 #include <cstring>     // std::memset
 #include <functional>  // std::function
 #include <map>         // std::map
-#include <memory>      // std::make_unique, std::unique_ptr
+#include <memory>      // std::make_unique, std::shared_ptr, std::unique_ptr, std::weak_ptr
 #include <set>         // std::set
 #include <string>      // std::string, std::to_string
 #include <utility>     // std::pair
@@ -17,7 +17,9 @@
 #include "host/direct_reduce.h"
 #include "host/direct_route.h"
 #include "host/exchange.h"
+#include "host/membership.h"
 #include "host/reduce_route.h"
+#include "host/reduce_work.h"
 #include "host/route.h"
 #include "kernels/reduce.h"
 #include "ops.h"
@@ -544,7 +546,43 @@ void CallsGoRoundTheirWindow(Context& context) {
 void Reductions(Context& context) { CheckOps(context, /*reduces=*/true); }
 void Copies(Context& context) { CheckOps(context, /*reduces=*/false); }
 
+/// A process knows its own members, wherever they stand among all, and no others.
+void MembersAreThoseOfTheProcess(Context& context) {
+  const Groups groups = {{0, 3}, {7, 2}};
+  Host host(4, {.num_lanes = 3, .window_bytes = 4096});
+  const SharedSite site(host, 1, groups, {0, 3, 1, 1, 3, 3, 3, 2}, [] {
+    return std::make_unique<AllReduceWork>(
+        std::vector<ReducedLeaf>{{DType::kF32, 1, GetReduce(DType::kF32, ReduceOp::kSum)}});
+  });
+  const std::vector<std::set<std::int64_t>> members = {{0}, {2, 3}, {7}, {}};
+  for (std::size_t process = 0; process < members.size(); ++process) {
+    CallSite& here = site.in_process(process);
+    const std::set<std::int64_t>& mine = members[process];
+    context.Expect(here.only_member() == (mine.size() == 1 ? *mine.begin() : -1), "the only one");
+    std::set<Meeting*> meetings;
+    for (const std::int64_t id : {-1, 0, 1, 2, 3, 4, 6, 7, 8, 1000}) {
+      Meeting* const meeting = here.Begin(id, 0, 0).meeting;
+      here.Prefetch(id);
+      context.Expect((meeting != nullptr) == (mine.count(id) > 0),
+                     std::to_string(id) + " in process " + std::to_string(process));
+      context.Expect(meeting == nullptr || meetings.insert(meeting).second, "in its own group");
+    }
+  }
+}
+
+void GroupsHaveOneMembership(Context& context) {
+  std::shared_ptr<const Membership> first = MembershipOf({4, 5, 4}, 5);
+  const std::weak_ptr<const Membership> kept = first;
+  context.Expect(MembershipOf({4, 5, 4}, 5) == first, "one for all that ask");
+  context.Expect(MembershipOf({4, 5, 4}, 4) != first, "but not of another process");
+  context.Expect(MembershipOf({4, 5, 5}, 5) != first, "nor for other ranks");
+  first = nullptr;
+  context.Expect(kept.expired() && MembershipOf({4, 5, 4}, 5)->mine() == 1, "and again later");
+}
+
 const Suite suite("exchange", {{"EveryStepHasItsTurn", EveryStepHasItsTurn},
+                               {"MembersAreThoseOfTheProcess", MembersAreThoseOfTheProcess},
+                               {"GroupsHaveOneMembership", GroupsHaveOneMembership},
                                {"LanesGoRoundByWhatIsHeard", LanesGoRoundByWhatIsHeard},
                                {"NoStepReadsOrWritesTooEarly", NoStepReadsOrWritesTooEarly},
                                {"CallsGoRoundTheirWindow", CallsGoRoundTheirWindow},

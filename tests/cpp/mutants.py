@@ -64,8 +64,22 @@ MUTANTS = [
   static auto* const firsts = new std::unordered_map<std::uint64_t, CallSite*>();
   const std::lock_guard<std::mutex> lock(mutex);
   CallSite* const first = firsts->try_emplace(id_, this).first->second;
-  visit.meeting = first->members_[static_cast<std::size_t>(logical_id)].meeting;""",
+  visit.meeting = first->members_[first->At(logical_id)].meeting;""",
         ("meeting", "ClonesStayApart"),
+    ),
+    Mutant(
+        "a process looks for its members among its own",
+        "csrc/host/call_site.h",
+        "static_cast<std::size_t>(logical_id) - static_cast<std::size_t>(first_member_)",
+        "static_cast<std::size_t>(logical_id)",
+        ("exchange", "MembersAreThoseOfTheProcess"),
+    ),
+    Mutant(
+        "blocks that lie together are asked for as one, to the end of the last",
+        "csrc/core/footprint.h",
+        "std::max(last.bytes, static_cast<std::size_t>(begin - last.begin) + bytes)",
+        "static_cast<std::size_t>(begin - last.begin) + bytes",
+        ("pooled", "BlocksThatFollowEachOtherAreOne"),
     ),
     Mutant(
         "groups meet for themselves",

@@ -1,15 +1,17 @@
-// tests/cpp/pooled_test.cc: memory of objects that lie together, and arrays within their owners.
+// tests/cpp/pooled_test.cc: memory of objects that lie together, arrays within their owners, and
+// what is asked for of them.
 #include "core/pooled.h"
 
 #include <algorithm>  // std::equal
 #include <atomic>     // std::atomic
-#include <cstddef>    // std::size_t
+#include <cstddef>    // std::byte, std::size_t
 #include <cstdint>    // std::uintptr_t
 #include <memory>     // std::make_unique, std::unique_ptr
 #include <string>     // std::to_string
 #include <thread>     // std::thread
 #include <vector>     // std::vector
 
+#include "core/footprint.h"
 #include "core/small_array.h"
 #include "ops.h"
 #include "testing.h"
@@ -81,8 +83,33 @@ void ArraysLieWithinWhereTheyAreSmall(Context& context) {
   }
 }
 
+void BlocksThatFollowEachOtherAreOne(Context& context) {
+  std::vector<std::byte> memory(1 << 16);
+  const auto at = [&](std::size_t i) { return memory.data() + i; };
+  Footprint footprint;
+  footprint.Add(at(4096), 512);
+  footprint.Add(at(4608), 64);  // behind it
+  footprint.Add(at(4700), 32);  // with a little in between
+  footprint.Add(at(4160), 8);   // within it
+  context.Expect(footprint.num_blocks() == 1, "one block");
+  context.Expect(footprint.Holds(at(4096)) && footprint.Holds(at(4731)), "from begin to end");
+  context.Expect(!footprint.Holds(at(4095)) && !footprint.Holds(at(4732)), "and no further");
+  footprint.Add(at(0), 100);  // before it
+  footprint.Add(at(8192));
+  context.Expect(
+      footprint.num_blocks() == 3 && footprint.Holds(at(99)) && footprint.Holds(at(8192)),
+      "others are blocks of their own");
+  for (std::size_t i = 3; i < 20; ++i) {
+    footprint.Add(at(i * 3000), 1);
+  }
+  context.Expect(
+      footprint.Holds(at(0)) && footprint.Holds(at(4096)) && !footprint.Holds(at(57'000)),
+      "what does not fit is left out");
+}
+
 const Suite suite("pooled",
-                  {{"ObjectsKeepWhatTheyHold", ObjectsKeepWhatTheyHold},
+                  {{"BlocksThatFollowEachOtherAreOne", BlocksThatFollowEachOtherAreOne},
+                   {"ObjectsKeepWhatTheyHold", ObjectsKeepWhatTheyHold},
                    {"ArraysLieWithinWhereTheyAreSmall", ArraysLieWithinWhereTheyAreSmall}});
 
 }  // namespace
