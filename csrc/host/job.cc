@@ -6,13 +6,12 @@
 #include <algorithm>  // std::find, std::max, std::min
 #include <cerrno>     // errno
 #include <ctime>      // nanosleep, timespec
-#include <fstream>    // std::ifstream
-#include <iterator>   // std::istreambuf_iterator
-#include <sstream>    // std::istringstream
+#include <optional>   // std::optional
 #include <utility>    // std::move
 
 #include "core/clock.h"
 #include "host/peer_memory.h"
+#include "host/process_stat.h"
 #include "host/threads.h"
 #include "host/watchdog.h"
 
@@ -41,23 +40,8 @@ bool IsComputing(std::int64_t pid) {
 // these have come to, in an order of their own.
 constexpr std::size_t kLanesPerAhead = 4;
 
-// State letter and start time of a process, of /proc/<pid>/stat; false where it can't be read.
-bool ProcessStat(std::int64_t pid, char& state, std::int64_t& start_ticks) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  const std::size_t name_end = text.rfind(')');  // a name may hold anything
-  if (name_end == std::string::npos) {
-    return false;
-  }
-  std::istringstream fields(text.substr(name_end + 1));
-  fields >> state;
-  constexpr int kFieldsBetween = 18;  // from the state, field 3, to the start time, field 22
-  for (int i = 0; i < kFieldsBetween; ++i) {
-    std::string skipped;
-    fields >> skipped;
-  }
-  fields >> start_ticks;
-  return !fields.fail();
+std::optional<ProcessStat> StatOf(std::int64_t pid) {
+  return ReadProcessStat("/proc/" + std::to_string(pid));
 }
 
 }  // namespace
@@ -86,10 +70,8 @@ Status Session::Begin(std::shared_ptr<const Segment> segment, std::vector<std::i
     made->fresh_.push_back(static_cast<int>(lane - 1));
   }
   Seat& sat = made->segment_->seat(made->seat_);
-  char state = '?';
-  std::int64_t start_ticks = 0;
-  ProcessStat(getpid(), state, start_ticks);
-  sat.start_ticks.store(start_ticks, std::memory_order_relaxed);
+  sat.start_ticks.store(StatOf(getpid()).value_or(ProcessStat{}).start_ticks,
+                        std::memory_order_relaxed);
   made->probe_ = made->segment_->nonce();
   sat.probe.store(&made->probe_, std::memory_order_relaxed);
   sat.pid.store(getpid(), std::memory_order_release);
@@ -295,12 +277,12 @@ Whereabouts Session::WhereIs(std::size_t seat, std::int64_t now_ns) const {
   if (pid == 0) {
     return {.state = "not there yet", .gone = ""};
   }
-  char letter = '?';
-  std::int64_t start_ticks = 0;
+  const std::optional<ProcessStat> stat = StatOf(pid);
+  const char letter = stat.value_or(ProcessStat{}).state;
   const std::int64_t known_ticks = other.start_ticks.load(std::memory_order_relaxed);
-  const bool is_known = ProcessStat(pid, letter, start_ticks) && known_ticks != 0;
+  const bool is_known = stat.has_value() && known_ticks != 0;
   // Too many open files here say nothing about a process there.
-  const bool is_gone = is_known ? letter == 'Z' || letter == 'X' || start_ticks != known_ticks
+  const bool is_gone = is_known ? letter == 'Z' || letter == 'X' || stat->start_ticks != known_ticks
                                 : kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
   const std::int64_t since_ns = other.leaves_since_ns.load(std::memory_order_acquire);
   if (is_gone && since_ns == 0) {

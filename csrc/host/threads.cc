@@ -4,10 +4,10 @@
 
 #include <atomic>        // std::atomic
 #include <filesystem>    // std::filesystem::directory_iterator
-#include <fstream>       // std::ifstream
-#include <iterator>      // std::istreambuf_iterator
 #include <string>        // std::string
 #include <system_error>  // std::error_code
+
+#include "host/process_stat.h"
 
 namespace jaxcoll {
 namespace {
@@ -22,11 +22,8 @@ bool IsAnyThreadBusy(std::int64_t pid) {
   std::filesystem::directory_iterator task("/proc/" + std::to_string(pid) + "/task", error);
   for (const std::filesystem::directory_iterator end; !error && task != end;
        task.increment(error)) {
-    std::ifstream file(task->path() / "stat");
-    const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    const std::size_t name_end = text.rfind(')');  // a name may hold anything
     // One that can't be read may be busy, or is no more.
-    const char state = name_end + 2 < text.size() ? text[name_end + 2] : 'R';
+    const char state = ReadProcessStat(task->path()).value_or(ProcessStat{.state = 'R'}).state;
     if ((state == 'R' || state == 'D') && task->path().filename() != own) {
       return true;
     }

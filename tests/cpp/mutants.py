@@ -82,6 +82,13 @@ MUTANTS = [
         ("pooled", "BlocksThatFollowEachOtherAreOne"),
     ),
     Mutant(
+        "a process that ends while it is looked at ends nobody else",
+        "csrc/host/process_stat.cc",
+        "  std::getline(file, text, '\\0');",
+        "  text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());",
+        ("segment", "StatsOfWhatIsGone"),
+    ),
+    Mutant(
         "groups meet for themselves",
         "csrc/host/call_site.cc",
         "member.meeting = meetings_.back().get();",

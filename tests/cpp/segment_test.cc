@@ -1,15 +1,18 @@
 // tests/cpp/segment_test.cc: the memory that processes share, and the lanes of a session.
-#include <unistd.h>  // close, ftruncate
+#include <unistd.h>  // close, ftruncate, getpid
 
-#include <array>    // std::array
-#include <cstddef>  // std::byte, std::size_t
-#include <cstdint>  // std::uint64_t
-#include <memory>   // std::make_shared, std::shared_ptr
-#include <string>   // std::string
-#include <vector>   // std::vector
+#include <array>       // std::array
+#include <cstddef>     // std::byte, std::size_t
+#include <cstdint>     // std::uint64_t
+#include <filesystem>  // std::filesystem
+#include <memory>      // std::make_shared, std::shared_ptr
+#include <optional>    // std::optional
+#include <string>      // std::string, std::to_string
+#include <vector>      // std::vector
 
 #include "core/status.h"
 #include "host/job.h"
+#include "host/process_stat.h"
 #include "host/segment.h"
 #include "processes.h"
 #include "ranks.h"
@@ -178,6 +181,19 @@ void FewLanesAreLeftAhead(Context& context) {
   context.Expect(!session.LeaveLane(fresh, 6, one, true), "two are left ahead again");
 }
 
+/// Also where the system refuses to read what it let open, as of a process that ends meanwhile.
+void StatsOfWhatIsGone(Context& context) {
+  const std::string mine = "/proc/" + std::to_string(getpid());
+  const std::optional<ProcessStat> running = ReadProcessStat(mine);
+  context.Expect(running.has_value() && running->state == 'R' && running->start_ticks > 0, "mine");
+  context.Expect(!ReadProcessStat(mine + "/task/0").has_value(), "no such thread");
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("jaxcoll-stat-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder / "stat");  // opens, and can't be read
+  context.Expect(!ReadProcessStat(folder).has_value(), "no text");
+  std::filesystem::remove_all(folder);
+}
+
 const Suite suite("segment", {{"SegmentsRefuseWhatIsNotTheirs", SegmentsRefuseWhatIsNotTheirs},
                               {"TooLargeASegmentIsAnError", TooLargeASegmentIsAnError},
                               {"CausesOfAnyLength", CausesOfAnyLength},
@@ -185,7 +201,8 @@ const Suite suite("segment", {{"SegmentsRefuseWhatIsNotTheirs", SegmentsRefuseWh
                                LanesAreTakenAgainOnceAllHaveEndedTheCall},
                               {"WhatOthersHaveEndedIsHeardWithTheirNextCall",
                                WhatOthersHaveEndedIsHeardWithTheirNextCall},
-                              {"FewLanesAreLeftAhead", FewLanesAreLeftAhead}});
+                              {"FewLanesAreLeftAhead", FewLanesAreLeftAhead},
+                              {"StatsOfWhatIsGone", StatsOfWhatIsGone}});
 
 }  // namespace
 }  // namespace jaxcoll::testing::segment_test
