@@ -82,8 +82,8 @@ Instantiated MakeSite(AttributeReader& reader, std::unique_ptr<const Work> work)
   if (!reader.ok() || work == nullptr) {
     return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcoll: " + reader.problem()));
   }
-  return std::make_unique<SiteState>(new CallSite(static_cast<std::uint64_t>(site_id),
-                                                  std::move(groups), std::move(work), placement));
+  return std::make_unique<SiteState>(
+      new CallSite(static_cast<std::uint64_t>(site_id), groups, std::move(work), placement));
 }
 
 namespace {

@@ -74,7 +74,7 @@ CallSite::MembersHere::MembersHere(const std::vector<std::vector<std::int64_t>>&
   count = last < 0 ? 0 : static_cast<std::size_t>(last - first + 1);
 }
 
-CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
+CallSite::CallSite(std::uint64_t id, const std::vector<std::vector<std::int64_t>>& groups,
                    std::unique_ptr<const Work> work, const Placement& placement)
     : CallSite(id, groups, std::move(work), placement, MembersHere(groups, placement)) {}
 

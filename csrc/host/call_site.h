@@ -41,7 +41,7 @@ class CallSite final : public Pooled, private CallNames {
   /// `id` is the site id of the lowered program. `groups` holds the logical ids of each group's
   /// members in rank order; every group has the same number, at most kMaxRanks. The members of
   /// `placement` fit into the job's session (see Problem).
-  CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> groups,
+  CallSite(std::uint64_t id, const std::vector<std::vector<std::int64_t>>& groups,
            std::unique_ptr<const Work> work, const Placement& placement = {});
 
   /// Says why groups so placed can't communicate in this process, or nothing.

@@ -276,8 +276,8 @@ inline Groups OneGroup(std::size_t num_ranks) {
   return {group};
 }
 
-inline Site MakeSite(std::uint64_t id, Groups groups, std::unique_ptr<const Work> work) {
-  return Site(new CallSite(id, std::move(groups), std::move(work)));
+inline Site MakeSite(std::uint64_t id, const Groups& groups, std::unique_ptr<const Work> work) {
+  return Site(new CallSite(id, groups, std::move(work)));
 }
 
 /// Sums int32 leaves of these lengths over all ranks.
