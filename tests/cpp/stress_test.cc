@@ -76,8 +76,8 @@ DrawnSite DrawSite(Random& random, std::size_t num_devices, std::uint64_t id) {
   } else {
     work = std::make_unique<StampWork>(drawn.num_chunks, bytes);
   }
-  drawn.site = std::shared_ptr<CallSite>(MakeSite(id, std::move(groups), std::move(work)).release(),
-                                         Release());
+  drawn.site =
+      std::shared_ptr<CallSite>(MakeSite(id, groups, std::move(work)).release(), Release());
   return drawn;
 }
 
