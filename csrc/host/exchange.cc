@@ -43,7 +43,7 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
                    const Membership& members, std::unique_ptr<const Route> route,
                    const CallNames& names)
     : job_(job),
-      occurrences_(&session.Occurrences(group, site)),
+      turn_{.occurrences = &session.Occurrences(group, site)},
       group_(group),
       site_(site),
       members_(members),
@@ -105,7 +105,7 @@ bool Exchange::GoesAhead(std::size_t process) const {
 Exchange::~Exchange() = default;
 
 void Exchange::AddTo(Footprint& footprint) const {
-  footprint.Add(occurrences_, sizeof(*occurrences_));
+  footprint.Add(turn_.occurrences, sizeof(*turn_.occurrences));
   footprint.Add(route_.get());
   footprint.Add(this, sizeof(*this));
   if (peers_.size() > 1) {  // else it lies within
@@ -121,7 +121,7 @@ void Exchange::Prepare() {
   if (const std::uint64_t epoch = job_.epoch(); session_ == nullptr || epoch != epoch_) {
     epoch_ = epoch;
     session_ = job_.session();
-    occurrences_ = &session_->Occurrences(group_, site_);
+    turn_.occurrences = &session_->Occurrences(group_, site_);
     fits_ = session_->segment().shape().window_bytes == window_bytes_ &&
             session_->processes() == processes_ && session_->can_read_peers() == can_read_peers_ &&
             session_->copy_costs() == copy_costs_ && steps_.count() <= Lane::kMaxProgress;
@@ -143,9 +143,8 @@ void Exchange::Fail(const Status& cause) const { session_->segment().Fail(cause.
 
 // ---- Steps ------------------------------------------------------------------------------------
 
-Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
-  local_ = local;
-  ticket_ = 0;
+Exchange::Progress Exchange::Begin(bool spins) {
+  turn_.ticket = 0;
   lane_ = -1;
   step_ = {};
   has_ended_ = false;
@@ -161,11 +160,6 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
     session_->segment().Fail(names_.Text() + ": it does not fit the job's shared memory");
     return Progress::kFailed;
   }
-  name_ = {.group = group_,
-           .site = site_,
-           .occurrence = (occurrences_->fetch_add(1, std::memory_order_relaxed) + 1) &
-                         CallName::kMaxOccurrence};
-  tag_ = name_.tag();
   if (spins) {
     return Spin(SpinNs());
   }
@@ -176,7 +170,10 @@ Exchange::Progress Exchange::Begin(const Buffers& local, bool spins) {
 }
 
 bool Exchange::OpenLane() {
-  lane_ = session_->TakeLane(ticket_);
+  lane_ = session_->TakeLane(turn_);
+  name_ = {
+      .group = group_, .site = site_, .occurrence = turn_.occurrence & CallName::kMaxOccurrence};
+  tag_ = name_.tag();
   if (lane_ < 0) {
     return false;
   }

@@ -116,9 +116,12 @@ class Exchange : public Pooled {
   /// Why the prepared call can't be made, or ended so: the job has failed. Null otherwise.
   [[nodiscard]] std::shared_ptr<const Status> Failure() const;
 
-  /// Begins the next call with this process's buffers, which stay until it has ended, and goes as
-  /// far as it can at once, or, with `spins`, without giving up the core for long.
-  Progress Begin(const Buffers& local, bool spins = true);
+  /// Says where this process's buffers stand, of all calls; before the first one.
+  void Bind(const Buffers& local) { local_ = local; }
+
+  /// Begins the next call and goes as far as it can at once, or, with `spins`, without giving up
+  /// the core for long. Its buffers stay until it has ended.
+  Progress Begin(bool spins = true);
   /// Whether this process has left all that the others need to end the call.
   [[nodiscard]] bool IsLeft() const {
     return lane_ >= 0 && step_.number > 0 && route_->num_rounds() == 1 && route_->num_phases() == 2;
@@ -130,7 +133,7 @@ class Exchange : public Pooled {
   /// count attachments and occurrences alike.
   [[nodiscard]] std::int64_t execution() const { return Execution(name_.occurrence); }
   [[nodiscard]] std::int64_t NextExecution() const {
-    return Execution(occurrences_->load(std::memory_order_relaxed) + 1);
+    return Execution(turn_.occurrences->load(std::memory_order_relaxed) + 1);
   }
 
   /// Says of calls that this process has ended, and others have not come to, that it did.
@@ -210,15 +213,16 @@ class Exchange : public Pooled {
   Job& job_;
   std::shared_ptr<Session> session_;
   std::uint64_t epoch_ = 0;  // of the job when session_ was taken
-  std::atomic<std::uint64_t>* occurrences_ = nullptr;
+  Session::Turn turn_;       // of the call in progress
   const std::uint64_t group_;
   const std::uint64_t site_;
   const Membership& members_;
   const std::unique_ptr<const Route> route_;
   const Steps steps_;
-  const std::size_t turning_bytes_;      // of a window, of calls that go round in it; else 0
-  const bool is_ahead_;                  // as Peer::is_ahead
-  bool fits_ = true;                     // the session, what the route was made for
+  const std::size_t turning_bytes_;  // of a window, of calls that go round in it; else 0
+  const bool is_ahead_;              // as Peer::is_ahead
+  bool fits_ = true;                 // the session, what the route was made for
+  Buffers local_{};
   SmallArray<std::size_t, 3> watchers_;  // seats of those that look at this process's lane
 
   // Of the call in progress.
@@ -227,10 +231,8 @@ class Exchange : public Pooled {
   bool is_shown_ = false;        // in the lane, as one that waits
   int lane_ = -1;
   std::size_t begin_ = 0;  // of the call in this process's window
-  Buffers local_{};
   CallName name_;
   std::uint64_t tag_ = 0;
-  std::uint64_t ticket_ = 0;
   Step step_;
   SmallArray<Peer, 1> peers_;
   SmallArray<std::byte*, 4> windows_;  // by process

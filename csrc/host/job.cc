@@ -113,8 +113,7 @@ void Session::TellEnded(Lane& lane) const {
 }
 
 void Session::HearEnded(std::size_t seat, const Lane& lane) {
-  const std::size_t num_seats = last_ended_.size();
-  const std::size_t i = (seat_ + num_seats - seat - 1) % num_seats;
+  const std::size_t i = (seat < seat_ ? seat_ : seat_ + last_ended_.size()) - seat - 1;
   if (i < lane.has_ended.size()) {
     last_ended_[seat].theirs.store(lane.has_ended[i].load(std::memory_order_relaxed),
                                    std::memory_order_release);
@@ -136,21 +135,26 @@ bool Session::SeeEnded(Left& left) {
   return left.has_ended;
 }
 
-int Session::TakeLane(std::uint64_t& ticket) {
+int Session::TakeLane(Turn& turn) {
   const std::lock_guard<SpinLock> lock(lanes_lock_);
-  if (ticket == 0) {
-    ticket = ++last_ticket_;
+  if (turn.ticket == 0) {
+    turn.ticket = ++last_ticket_;
+    turn.occurrence = turn.occurrences->load(std::memory_order_relaxed) + 1;
+    turn.occurrences->store(turn.occurrence, std::memory_order_relaxed);
   }
-  if (ticket != next_served_) {
+  if (turn.ticket != next_served_) {
     return -1;
   }
   // The oldest alone, unless there is nothing else.
   const std::size_t num_looks = fresh_.empty() ? num_left_ : std::min<std::size_t>(1, num_left_);
   for (std::size_t i = 0; i < num_looks; ++i) {
-    if (SeeEnded(left(i))) {
-      const int lane = left(i).lane;
-      std::swap(left(i), left(0));
-      first_left_ = (first_left_ + 1) % left_.size();
+    Left& found = left(i);
+    if (SeeEnded(found)) {
+      const int lane = found.lane;
+      if (i > 0) {
+        std::swap(found, left(0));
+      }
+      first_left_ = first_left_ + 1 < left_.size() ? first_left_ + 1 : 0;
       --num_left_;
       ++next_served_;
       return lane;

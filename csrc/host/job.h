@@ -53,11 +53,17 @@ class Session {
   /// Whether this process has begun that call, however long ago.
   [[nodiscard]] bool HasBegun(const CallName& name);
 
+  /// A call's place among those of this process.
+  struct Turn {
+    std::atomic<std::uint64_t>* occurrences = nullptr;  ///< of its site in its group
+    std::uint64_t ticket = 0;                           ///< 0: it has not come yet
+    std::uint64_t occurrence = 0;                       ///< how many have come there, with it
+  };
   /// A lane that nobody looks at any more, or -1 where there is none. It is the caller's until
   /// LeaveLane.
-  /// `ticket` is 0 at a call's first try. Whoever tries first gets one first: calls that all
-  /// processes begin in one order so never hold all lanes that an earlier one waits for.
-  int TakeLane(std::uint64_t& ticket);
+  /// A call comes with its first try. Whoever tries first gets one first: calls that all processes
+  /// begin in one order so never hold all lanes that an earlier one waits for.
+  int TakeLane(Turn& turn);
   /// Takes `bytes` of the window of `lane`, which the caller has; returns where they begin: behind
   /// those of the lane's last call, at the window's end from its begin again. What a core writes
   /// again has so left the caches of those that have read it, see kRoundsInWindow.
@@ -158,7 +164,11 @@ class Session {
   bool HasRoomAhead();
   /// Whether a process stands in other calls, or in callbacks, after which it may come to more.
   [[nodiscard]] bool HasWork(std::size_t seat) const;
-  [[nodiscard]] Left& left(std::size_t i) { return left_[(first_left_ + i) % left_.size()]; }
+  /// The one that was left i-th, i <= num_left_.
+  [[nodiscard]] Left& left(std::size_t i) {
+    const std::size_t at = first_left_ + i;
+    return left_[at < left_.size() ? at : at - left_.size()];  // every call would divide
+  }
   [[nodiscard]] std::size_t At(std::size_t seat, std::size_t lane) const {
     return seat * left_.size() + lane;
   }
@@ -181,7 +191,7 @@ class Session {
   // Lanes go round among as few as possible, which so stay in this core's cache, with small calls'
   // part of their windows: the one that was left first is the next, if nobody reads it; else a
   // fresh one.
-  SpinLock lanes_lock_;  // guards the next six
+  SpinLock lanes_lock_;  // guards the next six, and writing counts_
   std::uint64_t last_ticket_ = 0, next_served_ = 1;
   std::vector<int> fresh_;
   std::vector<Left> left_;  // a ring of num_lanes

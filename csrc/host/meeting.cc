@@ -77,6 +77,9 @@ Meeting::Meeting(CallSite& site, std::size_t num_ranks, std::unique_ptr<Exchange
   for (Help& helper : helpers_) {
     helper.meeting = this;
   }
+  if (exchange_ != nullptr) {
+    exchange_->Bind(buffers());
+  }
 }
 
 Meeting::~Meeting() = default;
@@ -244,8 +247,7 @@ Arrival Meeting::Wait(Rank& me, std::uint64_t num_done_before, Recorder::Entry& 
 
 Arrival Meeting::BeginExchange(Rank& me, Recorder::Entry& entry, WaiterFactory& factory) {
   const Patience patience = factory.patience();
-  Exchange::Progress progress = exchange_->Begin({operands_.data(), results_.data(), num_ranks_},
-                                                 /*spins=*/patience != Patience::kReturns);
+  Exchange::Progress progress = exchange_->Begin(/*spins=*/patience != Patience::kReturns);
   if (exchange_->execution() != execution_) {  // another meeting of the same site came before
     for (Rank& rank : ranks_) {
       rank.resumption.entry->execution.store(exchange_->execution(), std::memory_order_relaxed);

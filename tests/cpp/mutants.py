@@ -628,9 +628,9 @@ MUTANTS = [
     ),
     Mutant(
         "calls are told apart by their number",
-        "csrc/host/exchange.cc",
-        "occurrences_->fetch_add(1, std::memory_order_relaxed) + 1",
-        "1",
+        "csrc/host/job.cc",
+        "turn.occurrences->store(turn.occurrence, std::memory_order_relaxed);",
+        "",
         ("exchange", "Reductions"),
     ),
     Mutant(
@@ -650,8 +650,9 @@ MUTANTS = [
     Mutant(
         "clones count together",
         "csrc/host/exchange.cc",
-        "&session_->Occurrences(group_, site_);",
-        "&session_->Occurrences(group_, reinterpret_cast<std::uintptr_t>(this) >> 6);",
+        "turn_.occurrences = &session_->Occurrences(group_, site_);",
+        "turn_.occurrences =\n"
+        "        &session_->Occurrences(group_, reinterpret_cast<std::uintptr_t>(this) >> 6);",
         ("open_calls", "ClonesShareTheirCount"),
     ),
     Mutant(
@@ -664,7 +665,7 @@ MUTANTS = [
     Mutant(
         "lanes are given to those that came first",
         "csrc/host/job.cc",
-        "if (ticket != next_served_) {",
+        "if (turn.ticket != next_served_) {",
         "if (false) {",
         ("open_calls", "MoreOpenCallsThanLanes"),
     ),

@@ -107,7 +107,8 @@ void LanesAreTakenAgainOnceAllHaveEndedTheCall(Context& context) {
   Session& session = *host.job(0).session();
   const std::array<std::size_t, 2> both{SeatOf(host, 1), SeatOf(host, 2)};
   const std::array<std::size_t, 1> one{SeatOf(host, 2)};
-  std::uint64_t first = 0, second = 0, third = 0, fourth = 0, fifth = 0;
+  std::atomic<std::uint64_t> occurrences{0};
+  Session::Turn first{&occurrences}, second = first, third = first, fourth = first, fifth = first;
   const int lane = session.TakeLane(first);
   const int other = session.TakeLane(second);
   context.Expect(lane >= 0 && other >= 0 && lane != other, "two lanes");
@@ -127,6 +128,8 @@ void LanesAreTakenAgainOnceAllHaveEndedTheCall(Context& context) {
   context.Expect(session.TakeLane(fourth) == other, "of one");
   context.Expect(session.LeaveLane(lane, 10, {}, /*is_ahead=*/false), "it is left");
   context.Expect(session.TakeLane(fifth) == lane, "of none");
+  context.Expect(occurrences == 5 && third.occurrence == 3 && fourth.occurrence == 4,
+                 "each comes once, however often it tries");
 }
 
 void WhatOthersHaveEndedIsHeardWithTheirNextCall(Context& context) {
@@ -135,8 +138,9 @@ void WhatOthersHaveEndedIsHeardWithTheirNextCall(Context& context) {
   for (std::size_t process = 1; process < 5; ++process) {
     Session& other = *host.job(process).session();
     const std::array<std::size_t, 1> looker{other.seat()};
-    std::uint64_t ticket = 0, next = 0;
-    const int lane = session.TakeLane(ticket);
+    std::atomic<std::uint64_t> occurrences{0};
+    Session::Turn turn{&occurrences}, next = turn;
+    const int lane = session.TakeLane(turn);
     context.Expect(session.LeaveLane(lane, 9, looker, /*is_ahead=*/false), "it is left");
     Lane& told = host.segment().lane(other.seat(), 0);
     other.NoteEnded(session.seat(), 8);
@@ -162,9 +166,11 @@ void FewLanesAreLeftAhead(Context& context) {
   Session& session = *host.job(0).session();
   const std::array<std::size_t, 1> one{SeatOf(host, 1)};
   std::array<int, 4> lanes{};
+  std::atomic<std::uint64_t> occurrences{0};
+  const Session::Turn fresh_turn{&occurrences};
   for (int& lane : lanes) {
-    std::uint64_t ticket = 0;
-    lane = session.TakeLane(ticket);
+    Session::Turn turn = fresh_turn;
+    lane = session.TakeLane(turn);
   }
   context.Expect(session.LeaveLane(lanes[0], 1, one, true), "the first");
   context.Expect(session.LeaveLane(lanes[1], 2, one, true), "the second");
@@ -173,10 +179,10 @@ void FewLanesAreLeftAhead(Context& context) {
   EndCall(host, 1, lanes[2], 3);
   context.Expect(session.LeaveLane(lanes[2], 3, one, true), "nor one that all have ended");
   EndCall(host, 1, lanes[0], 1);
-  std::uint64_t ticket = 0;
-  context.Expect(session.TakeLane(ticket) == lanes[0], "the oldest");
+  Session::Turn turn = fresh_turn;
+  context.Expect(session.TakeLane(turn) == lanes[0], "the oldest");
   context.Expect(session.LeaveLane(lanes[0], 5, one, true), "those that have ended don't count");
-  std::uint64_t other = 0;
+  Session::Turn other = fresh_turn;
   const int fresh = session.TakeLane(other);
   context.Expect(!session.LeaveLane(fresh, 6, one, true), "two are left ahead again");
 }
