@@ -213,7 +213,7 @@ class Exchange : public Pooled {
   Job& job_;
   std::shared_ptr<Session> session_;
   std::uint64_t epoch_ = 0;  // of the job when session_ was taken
-  Session::Turn turn_;       // of the call in progress
+  Session::Turn turn_;       // of the last call
   const std::uint64_t group_;
   const std::uint64_t site_;
   const Membership& members_;

@@ -167,7 +167,7 @@ class Session {
   /// The one that was left i-th, i <= num_left_.
   [[nodiscard]] Left& left(std::size_t i) {
     const std::size_t at = first_left_ + i;
-    return left_[at < left_.size() ? at : at - left_.size()];  // every call would divide
+    return left_[at < left_.size() ? at : at - left_.size()];  // % would divide
   }
   [[nodiscard]] std::size_t At(std::size_t seat, std::size_t lane) const {
     return seat * left_.size() + lane;
@@ -191,7 +191,7 @@ class Session {
   // Lanes go round among as few as possible, which so stay in this core's cache, with small calls'
   // part of their windows: the one that was left first is the next, if nobody reads it; else a
   // fresh one.
-  SpinLock lanes_lock_;  // guards the next six, and writing counts_
+  SpinLock lanes_lock_;  // guards the next seven, and what calls add to their count
   std::uint64_t last_ticket_ = 0, next_served_ = 1;
   std::vector<int> fresh_;
   std::vector<Left> left_;  // a ring of num_lanes

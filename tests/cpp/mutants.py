@@ -636,8 +636,8 @@ MUTANTS = [
     Mutant(
         "calls are told apart by their group",
         "csrc/host/exchange.cc",
-        "name_ = {.group = group_,",
-        "name_ = {.group = 0,",
+        ".group = group_,",
+        ".group = 0,",
         ("open_calls", "GroupsOfAMesh"),
     ),
     Mutant(
