@@ -121,7 +121,7 @@ class Exchange : public Pooled {
 
   /// Begins the next call and goes as far as it can at once, or, with `spins`, without giving up
   /// the core for long. Its buffers stay until it has ended.
-  Progress Begin(bool spins = true);
+  Progress Begin(bool spins);
   /// Whether this process has left all that the others need to end the call.
   [[nodiscard]] bool IsLeft() const {
     return lane_ >= 0 && step_.number > 0 && route_->num_rounds() == 1 && route_->num_phases() == 2;

@@ -2,6 +2,7 @@
 #include <unistd.h>  // close, ftruncate, getpid
 
 #include <array>       // std::array
+#include <atomic>      // std::atomic
 #include <cstddef>     // std::byte, std::size_t
 #include <cstdint>     // std::uint64_t
 #include <filesystem>  // std::filesystem
