@@ -91,6 +91,7 @@ struct Driver {
 
 inline constexpr int kNcclSuccess = 0;
 inline constexpr int kNcclInProgress = 7;
+inline constexpr int kNcclRevokeDefault = 0;
 
 /// ncclDataType_t.
 enum class NcclType : int {
@@ -137,6 +138,7 @@ struct Nccl {
   int (*comm_init_rank_config)(NcclComm* comm, int num_ranks, NcclId id, int rank,
                                NcclConfig* config);
   int (*comm_abort)(NcclComm comm);
+  int (*comm_revoke)(NcclComm comm, int flags);  // null before NCCL 2.29
   int (*comm_get_async_error)(NcclComm comm, int* error);
   int (*group_start)();
   int (*group_end)();

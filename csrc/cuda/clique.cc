@@ -138,19 +138,19 @@ void Clique::CloseCalls() {
   }
 }
 
-bool Clique::TryAbort() {
+bool Clique::TryAbort(std::size_t at) {
   if (state_.load() != State::kFailed) {
     return false;
   }
   CloseCalls();
   flag_.End();
-  bool is_ended = true;
-  for (const auto& seat : seats_) {
-    libraries().runtime.set_device(seat->ordinal);  // what these return changes nothing here
-    is_ended = seat->comm.TryAbort(libraries()) && is_ended;
+  Seat& seat = *seats_[at];
+  libraries().runtime.set_device(seat.ordinal);  // what this returns changes nothing here
+  if (!seat.comm.TryAbort(libraries())) {
+    return false;
   }
-  is_ended_.store(is_ended);
-  return is_ended;
+  num_ended_.fetch_add(1);
+  return true;
 }
 
 bool Clique::Look(std::int64_t now_ns, const Limits& limits) {

@@ -11,7 +11,7 @@
 #include <cstddef>             // std::size_t
 #include <cstdint>             // std::int64_t, std::uint64_t
 #include <map>                 // std::map
-#include <memory>              // std::unique_ptr
+#include <memory>              // std::enable_shared_from_this, std::unique_ptr
 #include <mutex>               // std::mutex
 #include <set>                 // std::set
 #include <string>              // std::string
@@ -69,7 +69,8 @@ struct Seat {
   std::map<std::uint64_t, std::atomic<std::int64_t>> occurrences;  ///< calls begun, by site
 };
 
-class Clique {
+/// Of a std::shared_ptr: a thread that NCCL does not let go keeps it.
+class Clique : public std::enable_shared_from_this<Clique> {
  public:
   /// A device of this process: its global id and CUDA's number.
   struct LocalDevice {
@@ -135,16 +136,17 @@ class Clique {
   /// Every call fails from now on, with the first cause; what is under way is for TryAbort.
   /// `is_orderly`: programs that have made their calls are well.
   void Fail(const Status& cause, bool is_orderly = false);
-  /// Of a group that has failed, on a thread of the engine's: notes which calls have, and ends what
-  /// is under way on those devices where nobody is inside NCCL. Returns whether all is ended. May
-  /// wait for the devices.
-  bool TryAbort();
+  /// Of a group that has failed, on a thread for each local device, of number `at`: notes which
+  /// calls have failed, and ends what is under way on the device, unless somebody is inside NCCL;
+  /// they are to come out then. Returns whether all is ended there. May wait for the device.
+  bool TryAbort(std::size_t at);
+  [[nodiscard]] std::size_t num_local() const { return seats_.size(); }
   /// Whether the caller is the first to ask, once the group has failed: who is, is to abort it.
   [[nodiscard]] bool ClaimsAbort() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return !failure_.ok() && !std::exchange(is_claimed_, true);
   }
-  [[nodiscard]] bool is_ended() const { return is_ended_.load(); }
+  [[nodiscard]] bool is_ended() const { return num_ended_.load() == seats_.size(); }
 
   /// What a call says when it has waited for these local devices, CUDA's numbers; where there are
   /// none, for other processes.
@@ -163,15 +165,19 @@ class Clique {
   Status Connect(std::int64_t timeout_ns);
   Status ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeout_ns);
   [[nodiscard]] PeerMemory::Plan PeerPlan(std::int64_t timeout_ns) const;
-  [[nodiscard]] Status CheckWait(std::int64_t begun_ns, std::int64_t timeout_ns) const;
   void GiveUp();
   void CloseCalls();
   Status MakeTools();
-  Status BeginCommunicators(const NcclId& id);
+  /// Makes the communicators and has NCCL connect the ranks. A thread of its own calls NCCL, as who
+  /// makes a communicator can't be freed where a rank does not come.
+  Status ConnectNccl(const NcclId& id, std::int64_t timeout_ns);
+  Status BeginCommunicators(const NcclId& id) const;
   /// Waits until NCCL has done what it was called for on all seats.
-  Status AwaitNccl(std::int64_t timeout_ns) const;
+  Status AwaitNccl() const;
   /// A first call, of some bytes: NCCL connects the ranks and allocates then.
-  Status WarmUp(std::int64_t timeout_ns);
+  Status WarmUp() const;
+  /// Locks the communicators of all seats; none after GiveUp.
+  [[nodiscard]] std::vector<std::unique_lock<std::mutex>> EnterAll() const;
   [[nodiscard]] std::string MissingText() const;
   [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
 
@@ -184,8 +190,8 @@ class Clique {
   PeerMemory peers_;
 
   std::atomic<State> state_{State::kWaiting};
-  std::atomic<bool> is_ended_{false};
-  mutable std::mutex mutex_;  // guards the following
+  std::atomic<std::size_t> num_ended_{0};  // seats
+  mutable std::mutex mutex_;               // guards the following
   std::condition_variable changed_;
   std::set<int> joined_;  // ordinals
   Status failure_;

@@ -1,9 +1,13 @@
 // How the communicators of a group are made, and its peer memory; the rest of a clique is in
 // clique.cc.
-#include <algorithm>  // std::any_of
-#include <chrono>     // std::chrono
-#include <optional>   // std::optional
-#include <thread>     // std::this_thread
+#include <algorithm>           // std::any_of
+#include <chrono>              // std::chrono
+#include <condition_variable>  // std::condition_variable
+#include <memory>              // std::make_shared
+#include <mutex>               // std::lock_guard, std::mutex, std::unique_lock
+#include <optional>            // std::optional
+#include <thread>              // std::this_thread, std::thread
+#include <vector>              // std::vector
 
 #include "core/clock.h"
 #include "cuda/clique.h"
@@ -12,6 +16,9 @@ namespace jaxcoll::cuda {
 namespace {
 
 constexpr auto kAskNcclEvery = std::chrono::milliseconds(1);
+
+/// For a cause that is known.
+Status GroupHasEnded() { return Internal("the group has ended"); }
 
 }  // namespace
 
@@ -49,13 +56,7 @@ Status Clique::ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeo
     libraries().runtime.get_last_error();
   }
   if (status.ok()) {
-    status = BeginCommunicators(id);
-  }
-  if (status.ok()) {
-    status = AwaitNccl(timeout_ns);
-  }
-  if (status.ok()) {
-    status = WarmUp(timeout_ns);
+    status = ConnectNccl(id, timeout_ns);
   }
   if (status.ok()) {
     status = peers_.Connect(libraries(), plan, rounds);
@@ -110,7 +111,63 @@ Status Clique::MakeTools() {
   return {};
 }
 
-Status Clique::BeginCommunicators(const NcclId& id) {
+Status Clique::ConnectNccl(const NcclId& id, std::int64_t timeout_ns) {
+  struct Progress {
+    std::mutex mutex;  // guards the following
+    std::condition_variable changed;
+    std::int64_t begun_ns = NowNs();  // of what is under way
+    std::optional<Status> outcome;
+  };
+  const auto progress = std::make_shared<Progress>();
+  std::thread([self = shared_from_this(), id, progress] {
+    Status status = self->BeginCommunicators(id);
+    if (status.ok()) {
+      status = self->AwaitNccl();
+    }
+    if (status.ok()) {
+      for (const auto& seat : self->seats_) {
+        seat->comm.SetMade();
+      }
+      {
+        const std::lock_guard<std::mutex> lock(progress->mutex);
+        progress->begun_ns = NowNs();
+      }
+      status = self->WarmUp();
+    }
+    const std::lock_guard<std::mutex> lock(progress->mutex);
+    progress->outcome = status;
+    progress->changed.notify_all();
+  }).detach();
+  std::unique_lock<std::mutex> lock(progress->mutex);
+  while (!progress->changed.wait_for(lock, kAskNcclEvery,
+                                     [&] { return progress->outcome.has_value(); })) {
+    if (timeout_ns >= 0 && NowNs() - progress->begun_ns >= timeout_ns) {
+      return DeadlineExceeded("no communicator of devices " + Listed(devices_) +
+                              ": NCCL has not connected them within " + SecondsText(timeout_ns));
+    }
+    if (seats_.front()->comm.is_given_up()) {
+      return GroupHasEnded();
+    }
+  }
+  return *progress->outcome;
+}
+
+std::vector<std::unique_lock<std::mutex>> Clique::EnterAll() const {
+  std::vector<std::unique_lock<std::mutex>> all;
+  for (const auto& seat : seats_) {
+    all.push_back(seat->comm.Enter());
+    if (!all.back()) {
+      return {};
+    }
+  }
+  return all;
+}
+
+Status Clique::BeginCommunicators(const NcclId& id) const {
+  const auto inside = EnterAll();
+  if (inside.empty()) {
+    return GroupHasEnded();
+  }
   const Nccl& nccl = libraries().nccl;
   if (const int result = nccl.group_start(); result != kNcclSuccess) {
     return libraries().OfNccl("ncclGroupStart", result);
@@ -133,13 +190,12 @@ Status Clique::BeginCommunicators(const NcclId& id) {
   return status;
 }
 
-Status Clique::AwaitNccl(std::int64_t timeout_ns) const {
-  const std::int64_t begun_ns = NowNs();
+Status Clique::AwaitNccl() const {
   for (const auto& seat : seats_) {
     for (;;) {
       const std::optional<int> state = seat->comm.State(libraries());
       if (!state) {
-        return Internal("the group has ended");  // for a cause that is known
+        return GroupHasEnded();
       }
       if (*state == kNcclSuccess) {
         break;
@@ -147,16 +203,13 @@ Status Clique::AwaitNccl(std::int64_t timeout_ns) const {
       if (*state != kNcclInProgress) {
         return libraries().OfNccl("connecting", *state);
       }
-      if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
-        return status;
-      }
       std::this_thread::sleep_for(kAskNcclEvery);
     }
   }
   return {};
 }
 
-Status Clique::WarmUp(std::int64_t timeout_ns) {
+Status Clique::WarmUp() const {
   const Runtime& runtime = libraries().runtime;
   const Nccl& nccl = libraries().nccl;
   std::vector<void*> words;  // not freed, which would wait for all that the device does
@@ -169,29 +222,34 @@ Status Clique::WarmUp(std::int64_t timeout_ns) {
       return libraries().OfRuntime("cudaMalloc", error);
     }
   }
-  if (const int result = nccl.group_start(); result != kNcclSuccess) {
-    return libraries().OfNccl("ncclGroupStart", result);
-  }
   int result = kNcclSuccess;
-  for (std::size_t i = 0; i < seats_.size() && HasTaken(result); ++i) {
-    result = nccl.all_reduce(words[i], words[i], 1, NcclType::kI32, NcclOp::kSum,
-                             seats_[i]->comm.handle(), seats_[i]->side_stream);
-  }
-  if (const int ended = nccl.group_end(); HasTaken(result)) {
-    result = ended;
+  {
+    const auto inside = EnterAll();
+    if (inside.empty()) {
+      return GroupHasEnded();
+    }
+    if (result = nccl.group_start(); result != kNcclSuccess) {
+      return libraries().OfNccl("ncclGroupStart", result);
+    }
+    for (std::size_t i = 0; i < seats_.size() && HasTaken(result); ++i) {
+      result = nccl.all_reduce(words[i], words[i], 1, NcclType::kI32, NcclOp::kSum,
+                               seats_[i]->comm.handle(), seats_[i]->side_stream);
+    }
+    if (const int ended = nccl.group_end(); HasTaken(result)) {
+      result = ended;
+    }
   }
   if (!HasTaken(result)) {
     return libraries().OfNccl("ncclAllReduce", result);
   }
-  const std::int64_t begun_ns = NowNs();
-  if (Status status = AwaitNccl(timeout_ns); !status.ok()) {
+  if (Status status = AwaitNccl(); !status.ok()) {
     return status;
   }
   for (const auto& seat : seats_) {
     int error = runtime.stream_query(seat->side_stream);
     for (; error == kCudaErrorNotReady; error = runtime.stream_query(seat->side_stream)) {
-      if (Status status = CheckWait(begun_ns, timeout_ns); !status.ok()) {
-        return status;
+      if (seat->comm.is_given_up()) {
+        return GroupHasEnded();
       }
       std::this_thread::sleep_for(kAskNcclEvery);
     }
@@ -200,14 +258,6 @@ Status Clique::WarmUp(std::int64_t timeout_ns) {
     }
   }
   return {};
-}
-
-Status Clique::CheckWait(std::int64_t begun_ns, std::int64_t timeout_ns) const {
-  if (timeout_ns < 0 || NowNs() - begun_ns < timeout_ns) {
-    return {};
-  }
-  return DeadlineExceeded("no communicator of devices " + Listed(devices_) +
-                          ": NCCL has not connected them within " + SecondsText(timeout_ns));
 }
 
 }  // namespace jaxcoll::cuda

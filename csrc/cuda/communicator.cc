@@ -25,6 +25,7 @@ void Pause(int tries) {
 Status Communicator::Begin(const Libraries& libraries, const NcclId& id, std::size_t num_ranks,
                            std::size_t rank) {
   NcclConfig config;
+  config.blocking = libraries.can_revoke() ? 1 : 0;
   const int result = libraries.nccl.comm_init_rank_config(&handle_, static_cast<int>(num_ranks), id,
                                                           static_cast<int>(rank), &config);
   return HasTaken(result) ? Status{} : libraries.OfNccl("ncclCommInitRankConfig", result);
@@ -74,10 +75,14 @@ std::optional<int> Communicator::State(const Libraries& libraries) const {
 }
 
 bool Communicator::TryAbort(const Libraries& libraries) {
+  // What these of NCCL's return changes nothing.
   const std::unique_lock<std::mutex> inside(mutex_, std::try_to_lock);
   if (inside && handle_ != nullptr) {
-    libraries.nccl.comm_abort(handle_);  // what it returns changes nothing
+    libraries.nccl.comm_abort(handle_);
     handle_ = nullptr;
+  } else if (!inside && is_made_.load() && libraries.can_revoke() && !is_revoked_) {
+    is_revoked_ = true;  // NCCL refuses it a second time
+    libraries.nccl.comm_revoke(handle_, kNcclRevokeDefault);
   }
   return inside.owns_lock();
 }

@@ -1,8 +1,10 @@
-// cuda/communicator.h: one rank's communicator of NCCL, which never holds up who calls it.
+// cuda/communicator.h: one rank's communicator of NCCL, which nobody waits in for ever.
 //
-// It is a non-blocking one: NCCL works on threads of its own, and who has called asks until it has
-// done so. So nobody is inside NCCL for long, even where another rank does not come, and the
-// communicator can be aborted when nobody is: NCCL allows one thread at a time.
+// NCCL allows one thread at a time, and a communicator may only be aborted when none is inside. But
+// one that calls can wait there for another rank: to connect to it, or for a stream that is full.
+// Where NCCL can revoke a communicator (2.29), that frees who waits. Before, ours are non-blocking
+// ones: NCCL works on threads of its own, and who has called asks until it has done so. A call
+// takes some 70 microseconds longer then, for the start of a thread.
 #pragma once
 
 #include <atomic>    // std::atomic
@@ -17,10 +19,15 @@ namespace jaxcoll::cuda {
 
 class Communicator {
  public:
-  /// Begins to make it, on the current device, inside a group of NCCL's. It is made when State says
-  /// so. Nobody else uses it before.
+  /// Begins to make it, on the current device, inside a group of NCCL's that the caller has
+  /// entered. It is made when that has ended and State says so. Nobody else uses it before.
   Status Begin(const Libraries& libraries, const NcclId& id, std::size_t num_ranks,
                std::size_t rank);
+  /// From now on who waits inside NCCL can be freed.
+  void SetMade() { is_made_.store(true); }
+
+  /// While it is held, the caller may call NCCL, and nobody else does. Nothing after GiveUp.
+  [[nodiscard]] std::unique_lock<std::mutex> Enter() const;
 
   /// Runs `put` (-> Status), which calls NCCL's functions with `handle()`, as one group. Returns
   /// when NCCL has put it on the streams: with an error after GiveUp.
@@ -41,7 +48,7 @@ class Communicator {
         status = libraries.OfNccl("ncclGroupEnd", result, handle_);
       }
     }
-    return status.ok() ? Await(libraries) : status;
+    return status.ok() && !libraries.can_revoke() ? Await(libraries) : status;
   }
 
   [[nodiscard]] NcclComm handle() const { return handle_; }
@@ -52,19 +59,21 @@ class Communicator {
 
   /// Ends the waits for NCCL; nobody enters it any more.
   void GiveUp() { is_given_up_.store(true); }
-  /// After GiveUp, on the communicator's device: ends what is under way, unless a thread is inside
-  /// NCCL. Returns whether it is ended.
+  [[nodiscard]] bool is_given_up() const { return is_given_up_.load(); }
+  /// After GiveUp, on the communicator's device, from one thread at a time: ends what is under way.
+  /// Where a thread is inside NCCL, this has it come out at most, and is to be called again.
+  /// Returns whether all is ended.
   bool TryAbort(const Libraries& libraries);
 
  private:
   [[nodiscard]] static Status GivenUp() { return Internal("the group's communicators have ended"); }
-  /// Locks `mutex_`, unless the communicator is given up.
-  [[nodiscard]] std::unique_lock<std::mutex> Enter() const;
   [[nodiscard]] Status Await(const Libraries& libraries) const;
 
   NcclComm handle_ = nullptr;
   mutable std::mutex mutex_;  // who holds it may be inside NCCL
+  std::atomic<bool> is_made_{false};
   std::atomic<bool> is_given_up_{false};
+  bool is_revoked_ = false;  // of who aborts
 };
 
 }  // namespace jaxcoll::cuda

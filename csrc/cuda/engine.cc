@@ -155,11 +155,13 @@ void Engine::Watch() {
 }
 
 void Engine::Abort(const std::shared_ptr<Clique>& clique) {
-  StartThread([this, clique] {
-    while (!clique->TryAbort() && !stops_.load()) {
-      std::this_thread::sleep_for(kAbortEvery);
-    }
-  });
+  for (std::size_t at = 0; at < clique->num_local(); ++at) {
+    StartThread([this, clique, at] {
+      while (!clique->TryAbort(at) && !stops_.load()) {
+        std::this_thread::sleep_for(kAbortEvery);
+      }
+    });
+  }
 }
 
 void Engine::StartThread(std::function<void()> work) {

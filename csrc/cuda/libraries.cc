@@ -10,6 +10,8 @@ constexpr int kMinRuntime = 12000;
 // The first with NCCL_LAUNCH_ORDER_IMPLICIT, without which a call of ours and one of XLA's on the
 // same devices can wait for each other. For NcclConfig and the functions 2.18 would do.
 constexpr int kMinNccl = 22600;
+// The first to document ncclCommRevoke.
+constexpr int kMinNcclThatRevokes = 22900;
 
 /// An opened library, and why it can't be used.
 class Library {
@@ -116,6 +118,12 @@ std::string FindNccl(const std::vector<std::string>& paths, Nccl& nccl) {
   return library.problem();
 }
 
+std::string FindRevoke(const std::vector<std::string>& paths, Nccl& nccl) {
+  Library library(paths);
+  library.Find("ncclCommRevoke", nccl.comm_revoke);
+  return library.problem();
+}
+
 std::string FindBlas(const std::vector<std::string>& paths, Blas& blas) {
   Library library(paths);
   library.Find("cublasLtGetVersion", blas.get_version);
@@ -175,6 +183,11 @@ Status Libraries::Open(const LibraryPaths& paths) {
   if (nccl_version < kMinNccl) {
     return Internal("NCCL is " + NcclVersionText(nccl_version) + ", older than " +
                     NcclVersionText(kMinNccl));
+  }
+  if (nccl_version < kMinNcclThatRevokes) {
+    nccl.comm_revoke = nullptr;
+  } else if (const std::string problem = FindRevoke(paths.nccl, nccl); !problem.empty()) {
+    return Internal("NCCL can't be used (" + problem + ")");
   }
   blas_problem = FindBlas(paths.blas, blas);
   if (blas_problem.empty()) {

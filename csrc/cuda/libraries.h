@@ -35,6 +35,9 @@ struct Libraries {
   std::string ipc_problem;   ///< why memory can't be shared between processes; NCCL works without
   std::string blas_problem;  ///< why cuBLASLt is missing; the collectives work without
 
+  /// Whether a thread that waits inside NCCL can be freed, so that it may wait there.
+  [[nodiscard]] bool can_revoke() const { return nccl.comm_revoke != nullptr; }
+
   /// Opens the libraries and checks versions; never closes them.
   Status Open(const LibraryPaths& paths);
 

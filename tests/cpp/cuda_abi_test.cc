@@ -90,6 +90,10 @@ SAME(Nccl::get_last_error, ncclGetLastError);
 SAME(Nccl::get_unique_id, ncclGetUniqueId);
 SAME(Nccl::comm_init_rank_config, ncclCommInitRankConfig);
 SAME(Nccl::comm_abort, ncclCommAbort);
+#if NCCL_VERSION_CODE >= 22900
+SAME(Nccl::comm_revoke, ncclCommRevoke);
+EQUAL(kNcclRevokeDefault, NCCL_REVOKE_DEFAULT);
+#endif
 SAME(Nccl::comm_get_async_error, ncclCommGetAsyncError);
 SAME(Nccl::group_start, ncclGroupStart);
 SAME(Nccl::group_end, ncclGroupEnd);

@@ -190,6 +190,27 @@ void CallsThatNcclHoldsUpAreLate(Context& context) {
                  "it takes too long");
   const std::string log = LogUntil(2, "abort");
   context.Expect(Lines(log, "abort") == 2 && Lines(log, "inside") == 0, log);
+  const std::size_t num_freed = engine.libraries().can_revoke() ? 1 : 0;
+  context.Expect(Lines(log, "revoke rank 0") == num_freed, log);
+}
+
+/// The same where the first call of all stalls, which connects the ranks.
+void ConnectingIsInterrupted(Context& context) {
+  Engine& engine = OpenEngine();
+  const auto stall = OfFake<void (*)(bool)>("fake_cuda_stall_all");
+  stall(true);
+  engine.SetTimeout(100'000'000);
+  TakeLog();
+  const auto site = SiteOf(SmallGather(2), 2);
+  ExpectInAll(context, OnRanks(2, [&](int rank) { return site->Initialize(rank, nullptr); }),
+              "no communicator of devices 40, 41: NCCL has not connected them within 0.1 s");
+  stall(false);
+  const std::string log = LogUntil(2, "abort");
+  context.Expect(Lines(log, "abort") == 2 && Lines(log, "inside") == 0, log);
+  context.Expect(Lines(log, "too early") == 0, log);
+  engine.Reset();
+  engine.SetTimeout(kLong);
+  AllSucceed(context, OnRanks(2, [&](int rank) { return site->Initialize(rank, nullptr); }));
 }
 
 void FirstRunsAreWaitedForAsCompilationsAre(Context& context) {
@@ -260,6 +281,12 @@ void MakingCommunicatorsIsInterrupted(Context& context) {
   Site site(engine, 7, {{kFirstId, 99}}, SmallGather(2));  // 99 is another process's
   ExpectInAll(context, {site.Initialize(0, nullptr)},
               "no communicator of devices 40, 99: NCCL has not connected them within 0.1 s");
+  if (engine.libraries().can_revoke()) {  // a thread stays inside until NCCL lets it go
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    std::string early = TakeLog();
+    context.Expect(Lines(early, "abort") + Lines(early, "revoke") == 0, early);
+    OfFake<void (*)()>("fake_cuda_lose_ranks")();
+  }
   const std::string log = LogUntil(1, "abort");
   context.Expect(Lines(log, "abort rank 0") == 1 && Lines(log, "inside") == 0, log);
   engine.SetCompileTimeout(0);
@@ -313,6 +340,7 @@ const Suite suite(
         {"NobodyWaitsForWhoRecordsAnEvent", NobodyWaitsForWhoRecordsAnEvent},
         {"EveryCallIsWatchedInItsTurn", EveryCallIsWatchedInItsTurn},
         {"CallsThatNcclHoldsUpAreLate", CallsThatNcclHoldsUpAreLate},
+        {"ConnectingIsInterrupted", ConnectingIsInterrupted},
         {"FirstRunsAreWaitedForAsCompilationsAre", FirstRunsAreWaitedForAsCompilationsAre},
         {"WhoHasAnExcuseIsWaitedFor", WhoHasAnExcuseIsWaitedFor},
         {"MakingCommunicatorsIsInterrupted", MakingCommunicatorsIsInterrupted},

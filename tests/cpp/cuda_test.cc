@@ -47,9 +47,16 @@ void LibrariesSayWhatIsMissing(Context& context) {
   expect(libraries.blas_problem, "no path");
   context.Expect(NcclVersionText(22707) == "2.27.7", "NCCL's version");
   const auto set_version = OfFake<void (*)(int)>("fake_cuda_set_nccl_version");
+  int opened = 0;
+  OfFake<int (*)(int*)>("ncclGetVersion")(&opened);
   set_version(22506);
   expect(problem(FakePaths()), "NCCL is 2.25.6, older than 2.26.0");
-  set_version(22707);
+  Libraries older;
+  set_version(22809);
+  context.Expect(older.Open(FakePaths()).ok() && !older.can_revoke(), "NCCL 2.28");
+  set_version(opened);
+  context.Expect(older.Open(FakePaths()).ok() && older.can_revoke() == (opened >= 22900),
+                 "the NCCL of this run");
 }
 
 void WhatIsOpenAlreadyIsTaken(Context& context) {

@@ -3,7 +3,8 @@
 // A stream is a thread that dawdles, so that what does not wait for an event comes too early; the
 // null stream runs what is put on it at once, in the thread that does so. A collective waits there
 // for the other ranks; a send does not. So results, orders and offsets are computed for real. A
-// communicator is a non-blocking one: a thread of its own puts its calls on streams, later.
+// communicator is a blocking one from NCCL 2.29 on; before, a thread of its own puts its calls on
+// streams, later. FAKE_NCCL_VERSION says which NCCL this is.
 // Processes with the same FAKE_CUDA_FOLDER, an empty folder, communicate and map each other's
 // memory; they number their devices by CUDA_VISIBLE_DEVICES. fake_cuda_* are for tests.
 #include <algorithm>           // std::copy_n, std::max, std::min
@@ -173,6 +174,9 @@ struct ncclComm {
   std::atomic<int> linger_ms{0};
   std::atomic<bool> is_stalled{false};
   std::atomic<bool> is_aborted{false};
+  std::atomic<bool> is_made{false};
+  std::atomic<bool> is_revoked{false};
+  bool is_blocking = false;
   CUstream_st worker;
 };
 
@@ -194,8 +198,13 @@ thread_local int depth = 0;
 thread_local std::vector<Op> queue;
 thread_local std::vector<ncclComm*> begun;    // communicators
 thread_local std::vector<ncclComm*> entered;  // those that the group is about
-std::atomic<int> nccl_version{22707};
+constexpr int kFirstThatRevokes = 22900;
+std::atomic<int> nccl_version{[] {
+  const char* const text = std::getenv("FAKE_NCCL_VERSION");  // NOLINT(concurrency-mt-unsafe)
+  return text == nullptr ? 23007 : std::stoi(text);
+}()};
 std::atomic<bool> holds_aborts{false};
+std::atomic<bool> stalls_all{false};
 std::atomic<bool> holds_records{false};
 std::atomic<int> far_device{-1};
 std::atomic<bool> breaks_peers{false};
@@ -368,27 +377,32 @@ int RunAll(const std::vector<Op>& ops) {
   return failed;
 }
 
-/// Has a communicator's thread work, which may fail.
-void Submit(ncclComm* comm, std::function<int()> work) {
+int Work(ncclComm* comm, const std::function<int()>& work) {
+  if (comm->is_stalled || (stalls_all && comm->is_made)) {
+    std::unique_lock<std::mutex> lock(comm->group->mutex);
+    Await(*comm->group, lock, [] { return false; });
+    return kRemoteError;
+  }
+  return comm->is_revoked ? kInvalidUsage : work();
+}
+
+/// Does a communicator's work: here, or on its thread, where it may fail later.
+int Submit(ncclComm* comm, std::function<int()> work) {
+  if (comm->is_blocking) {
+    return Work(comm, work);
+  }
   ++comm->num_pending;
   Run(&comm->worker, [comm, work = std::move(work)] {
-    Group& group = *comm->group;
-    int failed = 0;
-    if (comm->is_stalled) {
-      std::unique_lock<std::mutex> lock(group.mutex);
-      Await(group, lock, [] { return false; });
-      failed = kRemoteError;
-    }
-    failed = failed == 0 ? work() : failed;
-    if (failed != 0) {
+    if (const int failed = Work(comm, work); failed != 0) {
       comm->async_error = failed;
     }
     --comm->num_pending;
     return 0;
   });
+  return kNcclInProgress;
 }
 
-int AwaitRanks(const ncclComm* comm) {
+int AwaitRanks(ncclComm* comm) {
   Group& group = *comm->group;
   std::unique_lock<std::mutex> lock(group.mutex);
   const auto are_here = [&] {
@@ -399,7 +413,8 @@ int AwaitRanks(const ncclComm* comm) {
     }
     return group.here.size() == group.num_ranks;
   };
-  return Await(group, lock, are_here) ? 0 : kRemoteError;
+  comm->is_made = Await(group, lock, are_here);
+  return comm->is_made ? 0 : kRemoteError;
 }
 
 int Flush() {
@@ -407,8 +422,13 @@ int Flush() {
   for (const Op& op : std::exchange(queue, {})) {
     ops_of[op.comm].push_back(op);
   }
+  int result = 0;
+  const auto submit = [&](ncclComm* comm, const std::function<int()>& work) {
+    const int submitted = Submit(comm, work);
+    result = result == 0 || result == kNcclInProgress ? submitted : result;
+  };
   for (const auto& [comm, ops] : ops_of) {
-    Submit(comm, [ops = ops] {
+    submit(comm, [ops = ops] {
       CUstream_st* const stream = ops[0].stream;
       return Run(stream, [ops, stream] {
         const int failed = RunAll(ops);
@@ -419,13 +439,13 @@ int Flush() {
   }
   const std::vector<ncclComm*> made = std::exchange(begun, {});
   for (ncclComm* const comm : made) {
-    Submit(comm, [comm] { return AwaitRanks(comm); });
+    submit(comm, [comm] { return AwaitRanks(comm); });
   }
   for (ncclComm* const comm : std::exchange(entered, {})) {
     std::this_thread::sleep_for(std::chrono::milliseconds(comm->linger_ms));
     --comm->num_inside;
   }
-  return ops_of.empty() && made.empty() ? 0 : kNcclInProgress;
+  return result;
 }
 
 int Put(const char* name, const Op& op) {
@@ -466,8 +486,21 @@ EXPORT void fake_cuda_set_async_error(ncclComm* comm, int error) { comm->async_e
 /// Calls of a communicator are never put on a stream.
 EXPORT void fake_cuda_stall(ncclComm* comm) { comm->is_stalled = true; }
 
+/// Whether no call of any communicator is put on a stream.
+EXPORT void fake_cuda_stall_all(bool stalls) { stalls_all = stalls; }
+
 /// The end of a group takes so long.
 EXPORT void fake_cuda_linger(ncclComm* comm, int milliseconds) { comm->linger_ms = milliseconds; }
+
+/// What waits for other ranks to come fails, as when a connection ends.
+EXPORT void fake_cuda_lose_ranks() {
+  const std::lock_guard<std::mutex> lock(groups_mutex);
+  for (const auto& [id, group] : groups) {
+    const std::lock_guard<std::mutex> group_lock(group->mutex);
+    group->is_aborted = true;
+    group->changed.notify_all();
+  }
+}
 
 EXPORT void fake_cuda_set_nccl_version(int version) { nccl_version = version; }
 
@@ -763,7 +796,8 @@ EXPORT int ncclGetUniqueId(NcclId* id) {
 EXPORT int ncclCommInitRankConfig(ncclComm** comm, int num_ranks, NcclId id, int rank,
                                   const NcclConfig* config) {
   if (config->size != 48 || config->magic != 0xcafebeef || config->version != 21800 ||
-      config->blocking != 0 || config->max_ctas != NcclConfig::kUndefined || depth == 0) {
+      config->blocking != (nccl_version < kFirstThatRevokes ? 0 : 1) ||
+      config->max_ctas != NcclConfig::kUndefined || depth == 0) {
     return kInvalidArgument;
   }
   const std::lock_guard<std::mutex> lock(groups_mutex);
@@ -774,7 +808,10 @@ EXPORT int ncclCommInitRankConfig(ncclComm** comm, int num_ranks, NcclId id, int
     group->num_ranks = static_cast<std::size_t>(num_ranks);
   }
   *comm = Keep(new ncclComm(group, rank));
+  (*comm)->is_blocking = config->blocking != 0;
   begun.push_back(*comm);
+  Enter(*comm);
+  entered.push_back(*comm);
   Log("init rank " + std::to_string(rank) + " of " + std::to_string(num_ranks) + " on device " +
       std::to_string(current_device) + (depth > 0 ? " grouped" : ""));
   const std::lock_guard<std::mutex> group_lock(group->mutex);
@@ -797,6 +834,16 @@ EXPORT int ncclCommAbort(ncclComm* comm) {
     comm->group->changed.notify_all();
   }
   return comm->worker.Synchronize();
+}
+EXPORT int ncclCommRevoke(ncclComm* comm, int flags) {
+  Log("revoke rank " + std::to_string(comm->rank) + (comm->is_made ? "" : " too early"));
+  if (flags != kNcclRevokeDefault || comm->is_aborted || comm->is_revoked.exchange(true)) {
+    return kInvalidArgument;
+  }
+  const std::lock_guard<std::mutex> lock(comm->group->mutex);
+  comm->group->is_aborted = true;
+  comm->group->changed.notify_all();
+  return 0;
 }
 EXPORT int ncclCommGetAsyncError(ncclComm* comm, int* error) {
   Enter(comm);

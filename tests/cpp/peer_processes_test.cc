@@ -115,6 +115,15 @@ struct Options {
 };
 
 /// A job of some processes, and what they have: a clique each.
+/// As the engine's threads.
+void Abort(Clique& clique) {
+  for (std::size_t at = 0; at < clique.num_local(); ++at) {
+    while (!clique.TryAbort(at)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+}
+
 class Job {
  public:
   Job(std::size_t processes, const Options& options) : options_(options) {
@@ -131,9 +140,7 @@ class Job {
   ~Job() {
     for (const auto& clique : cliques_) {
       clique->Fail(Internal("the end"), /*is_orderly=*/true);
-      while (!clique->TryAbort()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
+      Abort(*clique);
     }
   }
 
@@ -180,7 +187,7 @@ class Job {
         const std::size_t rank = process * options_.devices + i;
         local.push_back({.id = ids_[rank], .ordinal = OrdinalOf(rank)});
       }
-      cliques_[process] = std::make_unique<Clique>(surroundings, ids_, local, 0);
+      cliques_[process] = std::make_shared<Clique>(surroundings, ids_, local, 0);
     }
     return OnRanks([&](std::size_t rank) {
       return CliqueOf(rank).Join(
@@ -193,7 +200,7 @@ class Job {
   const Options options_;
   Store store_;
   std::vector<std::int64_t> ids_;
-  std::vector<std::unique_ptr<Clique>> cliques_;
+  std::vector<std::shared_ptr<Clique>> cliques_;
 };
 
 bool AllSucceed(Context& context, const std::vector<Status>& statuses) {
@@ -421,9 +428,7 @@ void WhoDiesInASumIsNoticed(Context& context) {
     while (!clique.Look(NowNs(), {.timeout_ns = 200'000'000, .first_timeout_ns = 200'000'000})) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    while (!clique.TryAbort()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    Abort(clique);
     errors.at(rank) = libraries.runtime.stream_synchronize(stream);
     return status;
   }));

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,21 +18,25 @@ import jaxcoll
 
 LIMIT_S = 5.0
 _STAYS_AWAY_S = 30.0
+_MANY = 1500
 
 
 def break_down(kind: str, mesh: Any) -> None:
     """Runs some steps; in the next one the last process does what `kind` names."""
-    step, other = _program(mesh), _program(mesh)
+    fault = FAULTS[kind]
+    step, other = _program(mesh, _total), _program(mesh, _total)
     xs = _operand(mesh, 1 << 20)
     few = _operand(mesh, 8)
     for _ in range(2):
         jax.block_until_ready((step(xs), other(few)))
-    jaxcoll.config.timeout_s = LIMIT_S
+    if fault.calls is not _total:
+        step = _program(mesh, fault.calls).lower(xs).compile()
+    jaxcoll.config.timeout_s = jaxcoll.config.compile_timeout_s = LIMIT_S
     is_last = jax.process_index() == jax.process_count() - 1
     begun = time.monotonic()
     try:
         with jaxcoll.watch():
-            _FAULTS[kind](lambda: other(few)) if is_last else jax.block_until_ready(step(xs))
+            fault.of_last(lambda: other(few)) if is_last else jax.block_until_ready(step(xs))
     except jaxcoll.CollectiveError as error:
         print(f"raised after {time.monotonic() - begun:.0f} s: {error}", flush=True)
     else:
@@ -59,23 +63,43 @@ def _call_another(other: Callable[[], Any]) -> None:
     jax.block_until_ready(other())
 
 
-_FAULTS: dict[str, Callable[[Callable[[], Any]], None]] = {
-    "late": _stay_away,
-    "killed": _die,
-    "another": _call_another,
+def _total(x: Any) -> Any:
+    return jaxcoll.all_reduce(x, "x", backend="native")
+
+
+def _shift(x: Any) -> Any:
+    """Connects two ranks that have only summed before: NCCL waits for the other one."""
+    size = jax.lax.axis_size("x")
+    pairs = [(rank, (rank + 1) % size) for rank in range(size)]
+    return jaxcoll.ppermute(x, "x", pairs, backend="native")
+
+
+def _many_totals(x: Any) -> Any:
+    """More calls than a stream takes: who makes the next one waits for the first."""
+    return jax.lax.fori_loop(0, _MANY, lambda _, x: _total(x), x)
+
+
+class Fault(NamedTuple):
+    """What the last process does, what it says, and what the others call: the function, the op."""
+
+    of_last: Callable[[Callable[[], Any]], None]
+    says: str
+    calls: Callable[[Any], Any] = _total
+    op: str = "all_reduce"
+
+
+FAULTS = {
+    "late": Fault(_stay_away, "stays away"),
+    "late at first": Fault(_stay_away, "stays away", _shift, "ppermute"),
+    "late for many": Fault(_stay_away, "stays away", _many_totals),
+    "killed": Fault(_die, "dies"),
+    "another": Fault(_call_another, "calls another"),
 }
-KINDS = tuple(_FAULTS)
 
 
-def _program(mesh: Any) -> Any:
+def _program(mesh: Any, f: Callable[[Any], Any]) -> Any:
     return jax.jit(
-        jax.shard_map(
-            lambda x: jaxcoll.all_reduce(x, "x", backend="native"),
-            mesh=mesh,
-            in_specs=jax.P("x"),
-            out_specs=jax.P("x"),
-            check_vma=False,
-        )
+        jax.shard_map(f, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False)
     )
 
 

@@ -28,7 +28,7 @@ def main(what: str) -> None:
 
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     print(jaxcoll.info(), flush=True)
-    if what in faults.KINDS:
+    if what in faults.FAULTS:
         faults.break_down(what, mesh)
         return
     if what == "small":

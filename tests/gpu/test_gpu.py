@@ -93,11 +93,11 @@ def test_one_rank_alone():
     assert_whole(run("few", 1, CUDA_VISIBLE_DEVICES=gpu_jobs.first_visible()))
 
 
-@pytest.mark.parametrize("kind", faults.KINDS)
+@pytest.mark.parametrize("kind", faults.FAULTS)
 def test_the_others_raise(kind: str):
     needs(1, sharing=True)
     *others, _ = run(kind, 2, FAULT_LIMIT_S)
     for text, _ in others:
-        found = re.search(r"^raised after (\d+) s: .*all_reduce over", text, re.M)
+        found = re.search(rf"^raised after (\d+) s: .*{faults.FAULTS[kind].op} over", text, re.M)
         assert found is not None, text
         assert int(found[1]) <= faults.LIMIT_S + GRACE_S, text
