@@ -44,7 +44,8 @@ struct Runtime {
   int (*get_last_error)();  // of the thread; forgets it
   int (*get_device)(int* device);
   int (*set_device)(int device);
-  int (*stream_create_with_flags)(Stream* stream, unsigned flags);
+  int (*device_get_stream_priority_range)(int* least, int* greatest);
+  int (*stream_create_with_priority)(Stream* stream, unsigned flags, int priority);
   int (*stream_synchronize)(Stream stream);
   int (*stream_query)(Stream stream);
   int (*stream_wait_event)(Stream stream, Event event, unsigned flags);

@@ -103,9 +103,17 @@ Status Clique::MakeTools() {
     if (Status status = seat->watch.Create(libraries()); !status.ok()) {
       return status;
     }
-    if (const int error = runtime.stream_create_with_flags(&seat->side_stream, kStreamNonBlocking);
+    int least = 0;
+    int greatest = 0;
+    if (const int error = runtime.device_get_stream_priority_range(&least, &greatest);
         error != kCudaSuccess) {
-      return libraries().OfRuntime("cudaStreamCreateWithFlags", error);
+      return libraries().OfRuntime("cudaDeviceGetStreamPriorityRange", error);
+    }
+    // Else communication waits until the blocks of a product that begins later have begun.
+    if (const int error =
+            runtime.stream_create_with_priority(&seat->side_stream, kStreamNonBlocking, greatest);
+        error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaStreamCreateWithPriority", error);
     }
   }
   return {};

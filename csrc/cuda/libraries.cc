@@ -64,7 +64,8 @@ std::string FindRuntime(const std::vector<std::string>& paths, Runtime& runtime)
   library.Find("cudaGetLastError", runtime.get_last_error);
   library.Find("cudaGetDevice", runtime.get_device);
   library.Find("cudaSetDevice", runtime.set_device);
-  library.Find("cudaStreamCreateWithFlags", runtime.stream_create_with_flags);
+  library.Find("cudaDeviceGetStreamPriorityRange", runtime.device_get_stream_priority_range);
+  library.Find("cudaStreamCreateWithPriority", runtime.stream_create_with_priority);
   library.Find("cudaStreamSynchronize", runtime.stream_synchronize);
   library.Find("cudaStreamQuery", runtime.stream_query);
   library.Find("cudaStreamWaitEvent", runtime.stream_wait_event);

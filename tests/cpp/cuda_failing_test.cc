@@ -100,7 +100,7 @@ void NobodyGoesOnWithGarbage(Context& context) {
     const auto run = [&](int rank) {
       const auto at = static_cast<std::size_t>(rank);
       Stream stream = nullptr;
-      runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
+      runtime.stream_create_with_priority(&stream, kStreamNonBlocking, 0);
       const std::array in{In(from[at])};
       const std::array out{Out(to[at])};
       Status status = site->Initialize(rank, stream);

@@ -58,7 +58,7 @@ void SmallSumsGoOverPeerMemory(Context& context) {
                    Status status;
                    Stream stream = nullptr;
                    for (int call = 0; call < kCalls && status.ok(); ++call) {
-                     runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
+                     runtime.stream_create_with_priority(&stream, kStreamNonBlocking, 0);
                      const std::array in{In(ints[at]), In(floats[at])};
                      const std::array out{Out(ints[at]), Out(floats[at])};
                      status = site->Execute(rank, stream, kRun, in, out);
@@ -140,7 +140,7 @@ void WhoDoesNotComeToASumOverPeersIsNamed(Context& context) {
   const auto run = [&](int rank) {
     const auto at = static_cast<std::size_t>(rank);
     Stream stream = nullptr;
-    runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
+    runtime.stream_create_with_priority(&stream, kStreamNonBlocking, 0);
     const std::array in{In(ints[at]), In(floats[at])};
     const std::array out{Out(ints[at]), Out(floats[at])};
     Status status = site->Initialize(rank, stream);

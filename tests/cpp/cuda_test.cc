@@ -288,7 +288,7 @@ void MultiplyInRing(Context& context, const RingShape& shape) {
     AllSucceed(context, OnRanks(p, [&](int rank) {
                  const auto at = static_cast<std::size_t>(rank);
                  if (streams[at] == nullptr) {
-                   runtime.stream_create_with_flags(&streams[at], kStreamNonBlocking);
+                   runtime.stream_create_with_priority(&streams[at], kStreamNonBlocking, 0);
                  }
                  Status status = site->Initialize(rank, streams[at]);
                  std::vector<float> slots(block * (p - 1), -1e6F);

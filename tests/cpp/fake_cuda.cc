@@ -105,6 +105,7 @@ constexpr int kOutOfMemory = 2;
 constexpr int kInvalidDevice = 101;
 constexpr int kUninitialized = 201;
 constexpr int kFirstBus = 0x10;
+constexpr int kGreatestPriority = -5;
 constexpr auto kPatience = std::chrono::seconds(20);
 
 std::mutex log_mutex;
@@ -542,7 +543,15 @@ EXPORT int cudaSetDevice(int device) {
   current_device = device;
   return 0;
 }
-EXPORT int cudaStreamCreateWithFlags(CUstream_st** stream, unsigned /*flags*/) {
+EXPORT int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = kGreatestPriority;
+  return 0;
+}
+EXPORT int cudaStreamCreateWithPriority(CUstream_st** stream, unsigned /*flags*/, int priority) {
+  if (priority > 0 || priority < kGreatestPriority) {
+    return kInvalidArgument;
+  }
   *stream = new CUstream_st();  // leaked: its thread uses it
   return 0;
 }

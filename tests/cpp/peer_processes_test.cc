@@ -418,7 +418,7 @@ void WhoDiesInASumIsNoticed(Context& context) {
     Clique& clique = job.CliqueOf(rank);
     const int ordinal = job.OrdinalOf(rank);
     Stream stream = nullptr;
-    libraries.runtime.stream_create_with_flags(&stream, kStreamNonBlocking);
+    libraries.runtime.stream_create_with_priority(&stream, kStreamNonBlocking, 0);
     Status status = clique.Run(ordinal, stream, 7, /*is_first=*/false, {}, [&](const Seat& seat) {
       const void* from = numbers[rank].data();
       void* to = numbers[rank].data();
