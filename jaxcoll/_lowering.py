@@ -211,7 +211,7 @@ def _lax_reason(ctx: Context, backend: Backend) -> str | None:
         knows_devices = _compat.mesh_devices(ctx) is not None
         problem = None if knows_devices else "its mesh has no devices (AbstractMesh)"
         if backend == "auto" and not _cuda.IS_FASTER:
-            problem = 'calls by NCCL are slower than XLA\'s own; backend="native" asks for them'
+            problem = 'not all of it is as fast as XLA\'s own there; backend="native" asks for it'
         problem = problem or _native.gpu_problem() or _engine.problem_of_agreement()
         return problem and f"the program is for cuda, and {problem}"
     return _native.unavailable_reason() or _engine.problem()

@@ -272,7 +272,6 @@ def ring_matmul(
         "columns": columns,
         "x_is_transposed": int(x_is_transposed),
         "w_is_transposed": int(w_is_transposed),
-        "is_bidirectional": int(ranks > 2),
         "operand": DTYPES[operand.name],
         "result": DTYPES[result.name],
         "allows_tf32": int(allows_tf32),

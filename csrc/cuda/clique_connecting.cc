@@ -7,6 +7,7 @@
 #include <mutex>               // std::lock_guard, std::mutex, std::unique_lock
 #include <optional>            // std::optional
 #include <thread>              // std::this_thread, std::thread
+#include <utility>             // std::move
 #include <vector>              // std::vector
 
 #include "core/clock.h"
@@ -124,7 +125,8 @@ Status Clique::ConnectNccl(const NcclId& id, std::int64_t timeout_ns) {
     std::mutex mutex;  // guards the following
     std::condition_variable changed;
     std::int64_t begun_ns = NowNs();  // of what is under way
-    std::optional<Status> outcome;
+    bool is_over = false;
+    Status outcome;
   };
   const auto progress = std::make_shared<Progress>();
   std::thread([self = shared_from_this(), id, progress] {
@@ -143,12 +145,12 @@ Status Clique::ConnectNccl(const NcclId& id, std::int64_t timeout_ns) {
       status = self->WarmUp();
     }
     const std::lock_guard<std::mutex> lock(progress->mutex);
-    progress->outcome = status;
+    progress->outcome = std::move(status);
+    progress->is_over = true;
     progress->changed.notify_all();
   }).detach();
   std::unique_lock<std::mutex> lock(progress->mutex);
-  while (!progress->changed.wait_for(lock, kAskNcclEvery,
-                                     [&] { return progress->outcome.has_value(); })) {
+  while (!progress->changed.wait_for(lock, kAskNcclEvery, [&] { return progress->is_over; })) {
     if (timeout_ns >= 0 && NowNs() - progress->begun_ns >= timeout_ns) {
       return DeadlineExceeded("no communicator of devices " + Listed(devices_) +
                               ": NCCL has not connected them within " + SecondsText(timeout_ns));
@@ -157,7 +159,7 @@ Status Clique::ConnectNccl(const NcclId& id, std::int64_t timeout_ns) {
       return GroupHasEnded();
     }
   }
-  return *progress->outcome;
+  return progress->outcome;
 }
 
 std::vector<std::unique_lock<std::mutex>> Clique::EnterAll() const {

@@ -1,7 +1,8 @@
 // cuda/ring.h: who sends which rank's block to whom, and when it is computed with.
 //
 // A collective matmul sends blocks around a ring of the ranks, while it multiplies what it has.
-// Both ways around, each link carries half of the blocks in half of the steps.
+// Both ways around, so that each link carries half of the blocks in half of the steps; of two ranks
+// a half of a sum is on its way while the other one is computed.
 #pragma once
 
 #include <cstddef>  // std::size_t
@@ -24,13 +25,12 @@ struct GatherStep {
   std::vector<std::size_t> products;  ///< owners of the blocks that are there
 };
 
-/// The steps of `rank`; both ways around with `is_bidirectional`.
-inline std::vector<GatherStep> GatherSteps(std::size_t rank, std::size_t num_ranks,
-                                           bool is_bidirectional) {
+/// The steps of `rank`.
+inline std::vector<GatherStep> GatherSteps(std::size_t rank, std::size_t num_ranks) {
   const std::size_t p = num_ranks;
   const auto after = [&](std::size_t steps) { return (rank + steps) % p; };
   const auto before = [&](std::size_t steps) { return (rank + p - steps) % p; };
-  const std::size_t of_backward = is_bidirectional ? (p - 1) / 2 : 0;
+  const std::size_t of_backward = (p - 1) / 2;
   const std::size_t of_forward = p - 1 - of_backward;
   std::vector<GatherStep> steps(of_forward + 1);
   steps[0].products.push_back(rank);

@@ -149,8 +149,7 @@ Status RingGatherMatmul::Enqueue(const Libraries& libraries, const Seat& seat, S
                                  std::span<const void* const> operands,
                                  std::span<void* const> results) const {
   const Tools& tools = ToolsOf(seat);
-  const std::vector<GatherStep> steps =
-      GatherSteps(seat.rank, shape_.num_ranks, shape_.is_bidirectional);
+  const std::vector<GatherStep> steps = GatherSteps(seat.rank, shape_.num_ranks);
   Status status = Follow(libraries, seat.side_stream, stream, tools.events[0]);
   if (status.ok()) {
     status = Gather(libraries, seat, steps, operands[0], results[1]);
@@ -191,7 +190,7 @@ RingScatterMatmul::RingScatterMatmul(const RingShape& shape) : RingMatmul(shape)
     flat_.batch = 1;
   }
   const std::size_t all = flat_.batch > 1 ? flat_.batch : flat_.rows;
-  const std::size_t half = shape.is_bidirectional ? (all + 1) / 2 : all;
+  const std::size_t half = (all + 1) / 2;
   chains_[0] = {.first = 0, .count = half};
   chains_[1] = {.first = half, .count = all - half};
 }

@@ -35,7 +35,6 @@ struct RingShape {
   std::size_t columns = 0;
   bool x_is_transposed = false;
   bool w_is_transposed = false;
-  bool is_bidirectional = true;
   DType operand = DType::kF32;
   DType result = DType::kF32;
   bool allows_tf32 = false;

@@ -194,34 +194,32 @@ void CopiesGoWhereTheyBelong(Context& context) {
 
 void RingsSendWhatIsThere(Context& context) {
   for (std::size_t p = 2; p <= 9; ++p) {
-    for (const bool both_ways : {false, true}) {
-      std::vector<std::vector<GatherStep>> steps;
-      for (std::size_t rank = 0; rank < p; ++rank) {
-        steps.push_back(GatherSteps(rank, p, both_ways));
-      }
-      context.Expect(steps[0].size() == (both_ways ? p / 2 + 1 : p), "the number of steps");
-      for (std::size_t rank = 0; rank < p; ++rank) {
-        std::set<std::size_t> here{rank};
-        std::multiset<std::size_t> multiplied;
-        for (std::size_t step = 0; step < steps[rank].size(); ++step) {
-          for (const std::size_t owner : steps[rank][step].products) {
-            context.Expect(here.count(owner) == 1, "a product of a block that is not there");
-            multiplied.insert(owner);
-          }
-          std::set<std::size_t> coming;
-          for (const Transfer& transfer : steps[rank][step].transfers) {
-            context.Expect(here.count(transfer.sent) == 1, "a block is sent before it came");
-            bool is_expected = false;
-            for (const Transfer& other : steps[transfer.to][step].transfers) {
-              is_expected |= other.from == rank && other.received == transfer.sent;
-            }
-            context.Expect(is_expected, "who gets a block expects another");
-            coming.insert(transfer.received);
-          }
-          here.insert(coming.begin(), coming.end());
+    std::vector<std::vector<GatherStep>> steps;
+    for (std::size_t rank = 0; rank < p; ++rank) {
+      steps.push_back(GatherSteps(rank, p));
+    }
+    context.Expect(steps[0].size() == p / 2 + 1, "the number of steps");
+    for (std::size_t rank = 0; rank < p; ++rank) {
+      std::set<std::size_t> here{rank};
+      std::multiset<std::size_t> multiplied;
+      for (std::size_t step = 0; step < steps[rank].size(); ++step) {
+        for (const std::size_t owner : steps[rank][step].products) {
+          context.Expect(here.count(owner) == 1, "a product of a block that is not there");
+          multiplied.insert(owner);
         }
-        context.Expect(multiplied.size() == p && here.size() == p, "each block once");
+        std::set<std::size_t> coming;
+        for (const Transfer& transfer : steps[rank][step].transfers) {
+          context.Expect(here.count(transfer.sent) == 1, "a block is sent before it came");
+          bool is_expected = false;
+          for (const Transfer& other : steps[transfer.to][step].transfers) {
+            is_expected |= other.from == rank && other.received == transfer.sent;
+          }
+          context.Expect(is_expected, "who gets a block expects another");
+          coming.insert(transfer.received);
+        }
+        here.insert(coming.begin(), coming.end());
       }
+      context.Expect(multiplied.size() == p && here.size() == p, "each block once");
     }
     for (const bool is_forward : {false, true}) {
       std::vector<std::set<std::size_t>> sums(p);  // of each owner, whose products it has
@@ -346,21 +344,17 @@ void MatrixProductsOfRings(Context& context) {
     OpenEngine();
     for (const RingKind kind : {RingKind::kGatherRows, RingKind::kGatherInner,
                                 RingKind::kScatterRows, RingKind::kScatterColumns}) {
-      for (const bool both_ways : {false, true}) {
-        for (const auto& [batch, rows] :
-             {std::pair{1U, 5U}, std::pair{1U, 1U}, std::pair{3U, 2U}}) {
-          for (const bool is_transposed : {false, true}) {
-            MultiplyInRing(context, {.kind = kind,
-                                     .num_ranks = p,
-                                     .batch = batch,
-                                     .rows = rows,
-                                     .inner = 4,
-                                     .columns = 3,
-                                     .x_is_transposed = is_transposed && batch == 1,
-                                     .w_is_transposed = is_transposed,
-                                     .is_bidirectional = both_ways,
-                                     .workspace_bytes = 64});
-          }
+      for (const auto& [batch, rows] : {std::pair{1U, 5U}, std::pair{1U, 1U}, std::pair{3U, 2U}}) {
+        for (const bool is_transposed : {false, true}) {
+          MultiplyInRing(context, {.kind = kind,
+                                   .num_ranks = p,
+                                   .batch = batch,
+                                   .rows = rows,
+                                   .inner = 4,
+                                   .columns = 3,
+                                   .x_is_transposed = is_transposed && batch == 1,
+                                   .w_is_transposed = is_transposed,
+                                   .workspace_bytes = 64});
         }
       }
     }

@@ -8,6 +8,7 @@ a test fails without one. An edit whose text csrc no longer holds is an error: u
 """
 
 import dataclasses
+import os
 import pathlib
 import shutil
 import subprocess
@@ -22,14 +23,17 @@ LIMIT_S = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A rule, the edit that breaks it, and the test (suite and name) that must notice."""
+    """A rule, the edit that breaks it, and the test that must notice: suite, name and variables."""
 
     rule: str
     file: str
     old: str
     new: str
-    test: tuple[str, str]
+    test: tuple[str, ...]
 
+
+# Whose communicators are non-blocking ones.
+OLDER_NCCL = "FAKE_NCCL_VERSION=22707"
 
 KEY_EQUALITY = "friend bool operator==(const Key&, const Key&) = default;"
 
@@ -962,9 +966,38 @@ MUTANTS = [
     Mutant(
         "a call returns when NCCL has put it on the stream",
         "csrc/cuda/communicator.h",
-        "    return status.ok() ? Await(libraries) : status;",
+        "    return status.ok() && !libraries.can_revoke() ? Await(libraries) : status;",
         "    return status;",
+        ("cuda_failing", "CallsThatNcclHoldsUpAreLate", OLDER_NCCL),
+    ),
+    Mutant(
+        "who waits inside NCCL is freed",
+        "csrc/cuda/communicator.cc",
+        "    libraries.nccl.comm_revoke(handle_, kNcclRevokeDefault);\n",
+        "",
         ("cuda_failing", "CallsThatNcclHoldsUpAreLate"),
+    ),
+    Mutant(
+        "a communicator that is being made is not revoked",
+        "csrc/cuda/communicator.cc",
+        "!inside && is_made_.load() && ",
+        "!inside && ",
+        ("cuda_failing", "MakingCommunicatorsIsInterrupted"),
+    ),
+    Mutant(
+        "a communicator that is being made is not aborted",
+        "csrc/cuda/clique_connecting.cc",
+        "  const auto inside = EnterAll();\n  if (inside.empty()) {\n    return GroupHasEnded();\n"
+        "  }\n  const Nccl& nccl = libraries().nccl;\n",
+        "  const Nccl& nccl = libraries().nccl;\n",
+        ("cuda_failing", "MakingCommunicatorsIsInterrupted"),
+    ),
+    Mutant(
+        "ranks that connect are freed",
+        "csrc/cuda/clique_connecting.cc",
+        "        seat->comm.SetMade();\n",
+        "        static_cast<void>(seat);\n",
+        ("cuda_failing", "ConnectingIsInterrupted"),
     ),
     Mutant(
         "nothing is aborted while a thread is inside NCCL",
@@ -1004,10 +1037,12 @@ MUTANTS = [
 ]
 
 
-def run_test(suite: str, name: str, limit_s: float) -> str | None:
+def run_test(test: tuple[str, ...], limit_s: float) -> str | None:
     """Runs one test of the copy; returns how it failed, or None."""
+    suite, name, *variables = test
     process = subprocess.Popen(
         [COPY / "build" / f"{suite}_test", suite, name],
+        env=os.environ | dict(variable.split("=") for variable in variables),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -1052,7 +1087,7 @@ def check(mutant: Mutant, limit_s: float) -> str | None:
     path.write_text(original.replace(mutant.old, mutant.new))
     try:
         build(mutant.test[0])
-        return run_test(*mutant.test, limit_s)
+        return run_test(mutant.test, limit_s)
     finally:
         path.write_text(original)
 
@@ -1065,7 +1100,7 @@ def main() -> int:
     for test in dict.fromkeys(m.test for m in mutants):
         build(test[0])
         start = time.monotonic()
-        if how := run_test(*test, 300.0):
+        if how := run_test(test, 300.0):
             print(f"{test[1]} {how} without a mutant", flush=True)
             problems += 1
         limits_s[test] = max(LIMIT_S, 5 * (time.monotonic() - start))
@@ -1073,7 +1108,7 @@ def main() -> int:
         start = time.monotonic()
         how = check(mutant, limits_s[mutant.test])
         problems += how is None
-        suite, name = mutant.test
+        suite, name, *_ = mutant.test
         print(
             f"{'caught' if how else 'MISSED':6}  {mutant.rule}: {suite}_test {name} "
             f"{how or 'passes'} ({time.monotonic() - start:.0f} s)",

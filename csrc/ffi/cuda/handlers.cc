@@ -136,7 +136,6 @@ Instantiated RingMatmulOf(ffi::RemainingArgs /*operands*/, ffi::RemainingRets /*
                           .columns = reader.Size("columns"),
                           .x_is_transposed = reader.Int("x_is_transposed") != 0,
                           .w_is_transposed = reader.Int("w_is_transposed") != 0,
-                          .is_bidirectional = reader.Int("is_bidirectional") != 0,
                           .operand = reader.AsType(reader.Int("operand")),
                           .result = reader.AsType(reader.Int("result")),
                           .allows_tf32 = reader.Int("allows_tf32") != 0,
