@@ -36,8 +36,8 @@ _FILES = {
         "blas": ("nvidia.cublas", "libcublasLt.so.12"),
     },
 }
-# On one H100 sums of 1 MiB and collective matmuls are behind XLA's (docs/gpu.md, "Measured"), and
-# on several GPUs this engine has never run: until then "auto" leaves GPUs to jax.lax.
+# On one H100 collective matmuls and most sums from 256 KiB on are behind XLA's (docs/gpu.md,
+# "Measured"), and on several GPUs this engine has never run: "auto" leaves GPUs to jax.lax.
 IS_FASTER = False
 _TEXT_BYTES = 4096
 _DAY_S = 86_400

@@ -1,8 +1,8 @@
 // cuda/clique.h: the communicators of one group of devices, as far as these are in this process.
 //
 // Every device of a program joins before the program's first kernel (XLA's "initialize" stage), so
-// that nothing is made inside a step. Whoever comes last makes the communicators of all local
-// devices, in one group of NCCL. They stay until they fail or all are forgotten: to destroy one is
+// that nothing is made inside a step. Whoever comes last has the communicators of all local devices
+// made, in one group of NCCL. They stay until they fail or all are forgotten: to destroy one is
 // collective, and the end of a program is no point in time that its ranks share.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <condition_variable>  // std::condition_variable
 #include <cstddef>             // std::size_t
 #include <cstdint>             // std::int64_t, std::uint64_t
+#include <functional>          // std::function
 #include <map>                 // std::map
 #include <memory>              // std::enable_shared_from_this, std::unique_ptr
 #include <mutex>               // std::mutex
@@ -39,6 +40,8 @@ struct Surroundings {
   /// Says what nobody expected, and what goes on all the same.
   void (*notice)(const std::string& text) = nullptr;
   std::string (*site_text)(std::uint64_t site) = nullptr;
+  /// Runs something on a thread of its own.
+  void (*start)(std::function<void()> work) = nullptr;
   bool traps = true;  ///< see cuda/failing.h
   /// Of the kernels over peer memory; null: there is none, or they are turned off.
   const void* peer_image = nullptr;

@@ -6,7 +6,7 @@
 #include <memory>              // std::make_shared
 #include <mutex>               // std::lock_guard, std::mutex, std::unique_lock
 #include <optional>            // std::optional
-#include <thread>              // std::this_thread, std::thread
+#include <thread>              // std::this_thread
 #include <utility>             // std::move
 #include <vector>              // std::vector
 
@@ -129,7 +129,7 @@ Status Clique::ConnectNccl(const NcclId& id, std::int64_t timeout_ns) {
     Status outcome;
   };
   const auto progress = std::make_shared<Progress>();
-  std::thread([self = shared_from_this(), id, progress] {
+  surroundings_.start([self = shared_from_this(), id, progress] {
     Status status = self->BeginCommunicators(id);
     if (status.ok()) {
       status = self->AwaitNccl();
@@ -148,7 +148,7 @@ Status Clique::ConnectNccl(const NcclId& id, std::int64_t timeout_ns) {
     progress->outcome = std::move(status);
     progress->is_over = true;
     progress->changed.notify_all();
-  }).detach();
+  });
   std::unique_lock<std::mutex> lock(progress->mutex);
   while (!progress->changed.wait_for(lock, kAskNcclEvery, [&] { return progress->is_over; })) {
     if (timeout_ns >= 0 && NowNs() - progress->begun_ns >= timeout_ns) {
@@ -188,7 +188,8 @@ Status Clique::BeginCommunicators(const NcclId& id) const {
       status = libraries().OfRuntime("cudaSetDevice", error);
       break;
     }
-    status = seat->comm.Begin(libraries(), id, seat->num_ranks, seat->rank);
+    status =
+        seat->comm.Begin(libraries(), id, seat->num_ranks, seat->rank, peers_.is_on_one_host());
     if (!status.ok()) {
       break;
     }

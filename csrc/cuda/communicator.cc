@@ -10,6 +10,8 @@ namespace {
 // NCCL takes some ten microseconds for a call, unless it connects to others or a stream is full.
 constexpr int kEagerTries = 200;
 constexpr auto kLongestNap = std::chrono::microseconds(500);
+// Who is inside NCCL for so long waits there.
+constexpr auto kStuckAfter = std::chrono::milliseconds(200);
 
 void Pause(int tries) {
   if (tries < kEagerTries) {
@@ -23,9 +25,10 @@ void Pause(int tries) {
 }  // namespace
 
 Status Communicator::Begin(const Libraries& libraries, const NcclId& id, std::size_t num_ranks,
-                           std::size_t rank) {
+                           std::size_t rank, bool is_on_one_host) {
   NcclConfig config;
-  config.blocking = libraries.can_revoke() ? 1 : 0;
+  is_blocking_ = libraries.can_revoke() && is_on_one_host;
+  config.blocking = is_blocking_ ? 1 : 0;
   const int result = libraries.nccl.comm_init_rank_config(&handle_, static_cast<int>(num_ranks), id,
                                                           static_cast<int>(rank), &config);
   return HasTaken(result) ? Status{} : libraries.OfNccl("ncclCommInitRankConfig", result);
@@ -77,14 +80,21 @@ std::optional<int> Communicator::State(const Libraries& libraries) const {
 bool Communicator::TryAbort(const Libraries& libraries) {
   // What these of NCCL's return changes nothing.
   const std::unique_lock<std::mutex> inside(mutex_, std::try_to_lock);
-  if (inside && handle_ != nullptr) {
-    libraries.nccl.comm_abort(handle_);
-    handle_ = nullptr;
-  } else if (!inside && is_made_.load() && libraries.can_revoke() && !is_revoked_) {
+  if (inside) {
+    if (handle_ != nullptr) {
+      libraries.nccl.comm_abort(handle_);
+      handle_ = nullptr;
+    }
+    return true;
+  }
+  // NCCL is not made for who goes on working while the communicator is revoked.
+  const auto now = std::chrono::steady_clock::now();
+  first_try_ = first_try_.value_or(now);
+  if (now - *first_try_ >= kStuckAfter && is_made_.load() && is_blocking_ && !is_revoked_) {
     is_revoked_ = true;  // NCCL refuses it a second time
     libraries.nccl.comm_revoke(handle_, kNcclRevokeDefault);
   }
-  return inside.owns_lock();
+  return false;
 }
 
 }  // namespace jaxcoll::cuda

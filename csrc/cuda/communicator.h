@@ -2,12 +2,14 @@
 //
 // NCCL allows one thread at a time, and a communicator may only be aborted when none is inside. But
 // one that calls can wait there for another rank: to connect to it, or for a stream that is full.
-// Where NCCL can revoke a communicator (2.29), that frees who waits. Before, ours are non-blocking
-// ones: NCCL works on threads of its own, and who has called asks until it has done so. A call
-// takes some 70 microseconds longer then, for the start of a thread.
+// Where NCCL can revoke a communicator (2.29), that frees who waits, as its sources say; but not
+// who waits for a proxy, as between hosts. Else ours are non-blocking ones: NCCL works on threads
+// of its own, and who has called asks until it has done so. A call takes some 70 microseconds
+// longer then, for the start of a thread.
 #pragma once
 
 #include <atomic>    // std::atomic
+#include <chrono>    // std::chrono
 #include <cstddef>   // std::size_t
 #include <mutex>     // std::mutex, std::unique_lock
 #include <optional>  // std::optional
@@ -22,8 +24,8 @@ class Communicator {
   /// Begins to make it, on the current device, inside a group of NCCL's that the caller has
   /// entered. It is made when that has ended and State says so. Nobody else uses it before.
   Status Begin(const Libraries& libraries, const NcclId& id, std::size_t num_ranks,
-               std::size_t rank);
-  /// From now on who waits inside NCCL can be freed.
+               std::size_t rank, bool is_on_one_host);
+  /// From now on who waits inside NCCL can be freed, where the communicator is a blocking one.
   void SetMade() { is_made_.store(true); }
 
   /// While it is held, the caller may call NCCL, and nobody else does. Nothing after GiveUp.
@@ -34,6 +36,7 @@ class Communicator {
   template <typename Put>
   Status InGroup(const Libraries& libraries, const Put& put) const {
     Status status;
+    int ended = kNcclSuccess;
     {
       const std::unique_lock<std::mutex> inside = Enter();
       if (!inside) {
@@ -44,11 +47,13 @@ class Communicator {
       }
       status = put();
       // Also after an error: a group that stays open would take the thread's next calls.
-      if (const int result = libraries.nccl.group_end(); !HasTaken(result) && status.ok()) {
-        status = libraries.OfNccl("ncclGroupEnd", result, handle_);
+      ended = libraries.nccl.group_end();
+      if (!HasTaken(ended) && status.ok()) {
+        status = libraries.OfNccl("ncclGroupEnd", ended, handle_);
       }
     }
-    return status.ok() && !libraries.can_revoke() ? Await(libraries) : status;
+    // Not by what the communicator was to be: NCCL_COMM_BLOCKING has the last word.
+    return status.ok() && ended == kNcclInProgress ? Await(libraries) : status;
   }
 
   [[nodiscard]] NcclComm handle() const { return handle_; }
@@ -61,7 +66,7 @@ class Communicator {
   void GiveUp() { is_given_up_.store(true); }
   [[nodiscard]] bool is_given_up() const { return is_given_up_.load(); }
   /// After GiveUp, on the communicator's device, from one thread at a time: ends what is under way.
-  /// Where a thread is inside NCCL, this has it come out at most, and is to be called again.
+  /// Where a thread stays inside NCCL, this has it come out at most, and is to be called again.
   /// Returns whether all is ended.
   bool TryAbort(const Libraries& libraries);
 
@@ -73,7 +78,10 @@ class Communicator {
   mutable std::mutex mutex_;  // who holds it may be inside NCCL
   std::atomic<bool> is_made_{false};
   std::atomic<bool> is_given_up_{false};
-  bool is_revoked_ = false;  // of who aborts
+  bool is_blocking_ = false;
+  // Of who aborts.
+  std::optional<std::chrono::steady_clock::time_point> first_try_;
+  bool is_revoked_ = false;
 };
 
 }  // namespace jaxcoll::cuda

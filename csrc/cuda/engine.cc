@@ -1,6 +1,6 @@
 #include "cuda/engine.h"
 
-#include <algorithm>  // std::find, std::max
+#include <algorithm>  // std::find, std::max, std::min
 #include <array>      // std::array
 #include <chrono>     // std::chrono
 #include <thread>     // std::this_thread, std::thread
@@ -63,6 +63,7 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
                                     .exchange = &Engine::Exchange,
                                     .notice = &Engine::Notice,
                                     .site_text = &Engine::SiteText,
+                                    .start = &Engine::Start,
                                     .traps = traps_.load(),
                                     .peer_image = peer_image_.load(),
                                     .host = host_.load()};
@@ -70,7 +71,7 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
   }
   if (!is_watched_) {
     is_watched_ = true;
-    StartThread([this] { Watch(); });
+    Start([this] { Watch(); });
   }
   return clique;
 }
@@ -156,24 +157,25 @@ void Engine::Watch() {
 
 void Engine::Abort(const std::shared_ptr<Clique>& clique) {
   for (std::size_t at = 0; at < clique->num_local(); ++at) {
-    StartThread([this, clique, at] {
-      while (!clique->TryAbort(at) && !stops_.load()) {
-        std::this_thread::sleep_for(kAbortEvery);
+    Start([this, clique, at] {
+      for (int tries = 1; !clique->TryAbort(at) && !stops_.load(); ++tries) {
+        std::this_thread::sleep_for(std::min(tries * kAbortEvery, kWatchEvery));
       }
     });
   }
 }
 
-void Engine::StartThread(std::function<void()> work) {
+void Engine::Start(std::function<void()> work) {
+  Engine& engine = Get();
   {
-    const std::lock_guard<std::mutex> lock(threads_mutex_);
-    ++num_threads_;
+    const std::lock_guard<std::mutex> lock(engine.threads_mutex_);
+    ++engine.num_threads_;
   }
-  std::thread([this, work = std::move(work)] {
+  std::thread([&engine, work = std::move(work)] {
     work();
-    const std::lock_guard<std::mutex> lock(threads_mutex_);
-    --num_threads_;
-    thread_ended_.notify_all();
+    const std::lock_guard<std::mutex> lock(engine.threads_mutex_);
+    --engine.num_threads_;
+    engine.thread_ended_.notify_all();
   }).detach();
 }
 

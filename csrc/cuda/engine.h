@@ -93,9 +93,10 @@ class Engine {
   [[nodiscard]] Callbacks callbacks() const;
   void Watch();
   static bool IsAnyoneExcused();
-  /// Of a group that has failed, on a thread of its own: this may wait for the devices.
+  /// Of a group that has failed, on a thread for each local device, as this may wait for them.
   void Abort(const std::shared_ptr<Clique>& clique);
-  void StartThread(std::function<void()> work);
+  /// On a thread that Stop knows.
+  static void Start(std::function<void()> work);
 
   static std::string Exchange(const std::vector<std::int64_t>& devices, std::int64_t generation,
                               std::int64_t round, std::span<std::byte> rows);

@@ -10,7 +10,7 @@ constexpr int kMinRuntime = 12000;
 // The first with NCCL_LAUNCH_ORDER_IMPLICIT, without which a call of ours and one of XLA's on the
 // same devices can wait for each other. For NcclConfig and the functions 2.18 would do.
 constexpr int kMinNccl = 22600;
-// The first to document ncclCommRevoke.
+// 2.28.7 has brought ncclCommRevoke; what it does was read from here on.
 constexpr int kMinNcclThatRevokes = 22900;
 
 /// An opened library, and why it can't be used.

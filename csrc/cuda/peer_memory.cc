@@ -1,6 +1,6 @@
 #include "cuda/peer_memory.h"
 
-#include <algorithm>  // std::any_of
+#include <algorithm>  // std::none_of
 #include <array>      // std::array
 #include <random>     // std::random_device
 
@@ -94,8 +94,9 @@ Status PeerMemory::Offer(const Libraries& libraries, const Plan& plan, Rounds& r
     return status;
   }
   problem_ = FirstProblem(offers_);
-  if (std::any_of(offers_.begin(), offers_.end(),
-                  [&](const PeerOffer& offer) { return offer.host != plan.host; })) {
+  is_on_one_host_ = std::none_of(offers_.begin(), offers_.end(),
+                                 [&](const PeerOffer& offer) { return offer.host != plan.host; });
+  if (!is_on_one_host_) {
     problem_ = "the group is on several hosts";
     is_foreseen_ = true;
   }

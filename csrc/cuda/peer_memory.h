@@ -47,6 +47,9 @@ class PeerMemory {
   /// Whether Problem would have said so.
   [[nodiscard]] bool is_foreseen() const { return is_foreseen_; }
 
+  /// After Offer: whether all ranks are.
+  [[nodiscard]] bool is_on_one_host() const { return is_on_one_host_; }
+
   /// Of a local rank, by its index in the plan; null: none.
   [[nodiscard]] PeerSeat* seat(std::size_t index) {
     return is_usable_ ? seats_[index].get() : nullptr;
@@ -60,6 +63,7 @@ class PeerMemory {
   std::vector<std::unique_ptr<PeerSeat>> seats_;  // as the plan's ranks
   std::string problem_;
   bool is_foreseen_ = false;
+  bool is_on_one_host_ = false;
   bool is_usable_ = false;
 };
 

@@ -185,10 +185,11 @@ struct Pair {
     const auto at = static_cast<std::size_t>(rank);
     const std::array in{In(from[at])};
     const std::array out{Out(to[at])};
-    return site->Execute(rank, nullptr, kRun, in, out);
+    return site->Execute(rank, streams[at], kRun, in, out);
   }
   NcclComm CommOf(int ordinal) { return clique->SeatOf(ordinal).comm.handle(); }
 
+  std::array<Stream, 2> streams{};  ///< null: a call returns when it is done
   std::array<Ints, 2> from{Ints(1), Ints(1)};
   std::array<Ints, 2> to{Ints(2), Ints(2)};
   std::unique_ptr<Site> site;

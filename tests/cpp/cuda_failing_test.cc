@@ -132,6 +132,37 @@ void NothingIsAbortedUnderAThreadInsideNccl(Context& context) {
   context.Expect(Lines(log, "use after abort") == 0, log);
 }
 
+/// Who is inside NCCL and not stuck comes out by itself.
+void NothingIsRevokedUnderAThreadThatWorks(Context& context) {
+  Engine& engine = OpenEngine();
+  Pair pair;
+  engine.libraries().runtime.stream_create_with_priority(&pair.streams[1], kStreamNonBlocking, 0);
+  engine.SetTimeout(kLong);
+  OfFake<void (*)(NcclComm, int)>("fake_cuda_linger")(pair.CommOf(1), 100);
+  std::thread caller([&] { pair.Call(1); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  engine.Find(Devices(2))->Fail(Internal("a test"));
+  const std::string log = LogUntil(2, "abort");
+  caller.join();
+  context.Expect(Lines(log, "abort") == 2 && Lines(log, "inside") == 0, log);
+  context.Expect(Lines(log, "revoke") == 0, log);
+}
+
+/// NCCL_COMM_BLOCKING=0 makes them non-blocking ones: a call returns all the same when it is on its
+/// stream.
+void WhatNcclDecidesIsNoticed(Context& context) {
+  Engine& engine = OpenEngine();
+  const auto force = OfFake<void (*)(bool)>("fake_cuda_force_non_blocking");
+  force(true);
+  Pair pair;
+  force(false);
+  AllSucceed(context, OnRanks(2, [&](int rank) { return pair.Call(rank); }));
+  context.Expect(TakeLog().find("used before") == std::string::npos, "a call begins too early");
+  OfFake<void (*)(NcclComm)>("fake_cuda_stall")(pair.CommOf(0));
+  engine.SetTimeout(100'000'000);
+  ExpectInAll(context, OnRanks(2, [&](int rank) { return pair.Call(rank); }), "site 7: waited");
+}
+
 /// To record an event can take as long as the device is stuck: that is what the watch is for.
 void NobodyWaitsForWhoRecordsAnEvent(Context& context) {
   const Libraries& libraries = OpenEngine().libraries();
@@ -282,7 +313,7 @@ void MakingCommunicatorsIsInterrupted(Context& context) {
   ExpectInAll(context, {site.Initialize(0, nullptr)},
               "no communicator of devices 40, 99: NCCL has not connected them within 0.1 s");
   if (engine.libraries().can_revoke()) {  // a thread stays inside until NCCL lets it go
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
     std::string early = TakeLog();
     context.Expect(Lines(early, "abort") + Lines(early, "revoke") == 0, early);
     OfFake<void (*)()>("fake_cuda_lose_ranks")();
@@ -337,6 +368,8 @@ const Suite suite(
         {"OneThatDoesNotCallIsNamed", OneThatDoesNotCallIsNamed},
         {"NobodyGoesOnWithGarbage", NobodyGoesOnWithGarbage},
         {"NothingIsAbortedUnderAThreadInsideNccl", NothingIsAbortedUnderAThreadInsideNccl},
+        {"NothingIsRevokedUnderAThreadThatWorks", NothingIsRevokedUnderAThreadThatWorks},
+        {"WhatNcclDecidesIsNoticed", WhatNcclDecidesIsNoticed},
         {"NobodyWaitsForWhoRecordsAnEvent", NobodyWaitsForWhoRecordsAnEvent},
         {"EveryCallIsWatchedInItsTurn", EveryCallIsWatchedInItsTurn},
         {"CallsThatNcclHoldsUpAreLate", CallsThatNcclHoldsUpAreLate},

@@ -206,6 +206,7 @@ std::atomic<int> nccl_version{[] {
 }()};
 std::atomic<bool> holds_aborts{false};
 std::atomic<bool> stalls_all{false};
+std::atomic<bool> forces_non_blocking{false};
 std::atomic<bool> holds_records{false};
 std::atomic<int> far_device{-1};
 std::atomic<bool> breaks_peers{false};
@@ -238,8 +239,10 @@ void Enter(ncclComm* comm) {
 }
 
 template <typename Ready>
-bool Await(Group& group, std::unique_lock<std::mutex>& lock, Ready ready) {
-  const auto is_over = [&] { return group.is_aborted || ready(); };
+bool Await(const ncclComm* comm, std::unique_lock<std::mutex>& lock, Ready ready) {
+  Group& group = *comm->group;
+  const auto is_lost = [&] { return group.is_aborted || comm->is_revoked; };
+  const auto is_over = [&] { return is_lost() || ready(); };
   const auto until = std::chrono::steady_clock::now() + kPatience;
   // What is of other processes, `ready` looks for.
   const auto look_every = Messages::are_there() ? std::chrono::milliseconds(1) : kPatience;
@@ -247,7 +250,7 @@ bool Await(Group& group, std::unique_lock<std::mutex>& lock, Ready ready) {
   while (!has_ended && std::chrono::steady_clock::now() < until) {
     has_ended = group.changed.wait_for(lock, look_every, is_over);
   }
-  return has_ended && !group.is_aborted;
+  return has_ended && !is_lost();
 }
 
 std::string NameOf(const Group& group, const std::string& kind, std::uint64_t number, int rank) {
@@ -285,7 +288,7 @@ int RunCollective(const Op& op) {
                   what + "\n" + std::string(reinterpret_cast<const char*>(from), sent));
   }
   group.changed.notify_all();
-  if (!Await(group, lock, [&] {
+  if (!Await(op.comm, lock, [&] {
         Fetch(group, number, deposits);
         return deposits.size() == ranks;
       })) {
@@ -325,7 +328,7 @@ int RunReceive(const Op& op) {
   auto& mail = group.mail[way];
   std::uint64_t& number = group.num_fetched[way];
   const std::string kind = "from " + std::to_string(op.peer) + " to";
-  if (!Await(group, lock, [&] {
+  if (!Await(op.comm, lock, [&] {
         if (Messages::are_there() && mail.empty()) {
           if (const auto message = Messages::Get(NameOf(group, kind, number, op.comm->rank))) {
             const auto* const data = reinterpret_cast<const std::byte*>(message->data());
@@ -381,7 +384,7 @@ int RunAll(const std::vector<Op>& ops) {
 int Work(ncclComm* comm, const std::function<int()>& work) {
   if (comm->is_stalled || (stalls_all && comm->is_made)) {
     std::unique_lock<std::mutex> lock(comm->group->mutex);
-    Await(*comm->group, lock, [] { return false; });
+    Await(comm, lock, [] { return false; });
     return kRemoteError;
   }
   return comm->is_revoked ? kInvalidUsage : work();
@@ -414,7 +417,7 @@ int AwaitRanks(ncclComm* comm) {
     }
     return group.here.size() == group.num_ranks;
   };
-  comm->is_made = Await(group, lock, are_here);
+  comm->is_made = Await(comm, lock, are_here);
   return comm->is_made ? 0 : kRemoteError;
 }
 
@@ -486,6 +489,9 @@ EXPORT void fake_cuda_set_async_error(ncclComm* comm, int error) { comm->async_e
 
 /// Calls of a communicator are never put on a stream.
 EXPORT void fake_cuda_stall(ncclComm* comm) { comm->is_stalled = true; }
+
+/// Whether communicators are non-blocking ones whatever is asked for, as with NCCL_COMM_BLOCKING=0.
+EXPORT void fake_cuda_force_non_blocking(bool forces) { forces_non_blocking = forces; }
 
 /// Whether no call of any communicator is put on a stream.
 EXPORT void fake_cuda_stall_all(bool stalls) { stalls_all = stalls; }
@@ -805,7 +811,7 @@ EXPORT int ncclGetUniqueId(NcclId* id) {
 EXPORT int ncclCommInitRankConfig(ncclComm** comm, int num_ranks, NcclId id, int rank,
                                   const NcclConfig* config) {
   if (config->size != 48 || config->magic != 0xcafebeef || config->version != 21800 ||
-      config->blocking != (nccl_version < kFirstThatRevokes ? 0 : 1) ||
+      (config->blocking != 0 && nccl_version < kFirstThatRevokes) ||
       config->max_ctas != NcclConfig::kUndefined || depth == 0) {
     return kInvalidArgument;
   }
@@ -817,12 +823,13 @@ EXPORT int ncclCommInitRankConfig(ncclComm** comm, int num_ranks, NcclId id, int
     group->num_ranks = static_cast<std::size_t>(num_ranks);
   }
   *comm = Keep(new ncclComm(group, rank));
-  (*comm)->is_blocking = config->blocking != 0;
+  (*comm)->is_blocking = config->blocking != 0 && !forces_non_blocking;
   begun.push_back(*comm);
   Enter(*comm);
   entered.push_back(*comm);
   Log("init rank " + std::to_string(rank) + " of " + std::to_string(num_ranks) + " on device " +
-      std::to_string(current_device) + (depth > 0 ? " grouped" : ""));
+      std::to_string(current_device) + (depth > 0 ? " grouped" : "") +
+      (config->blocking != 0 ? " blocking" : ""));
   const std::lock_guard<std::mutex> group_lock(group->mutex);
   ++group->num_local;
   group->here.insert(rank);
@@ -850,7 +857,6 @@ EXPORT int ncclCommRevoke(ncclComm* comm, int flags) {
     return kInvalidArgument;
   }
   const std::lock_guard<std::mutex> lock(comm->group->mutex);
-  comm->group->is_aborted = true;
   comm->group->changed.notify_all();
   return 0;
 }

@@ -966,7 +966,7 @@ MUTANTS = [
     Mutant(
         "a call returns when NCCL has put it on the stream",
         "csrc/cuda/communicator.h",
-        "    return status.ok() && !libraries.can_revoke() ? Await(libraries) : status;",
+        "    return status.ok() && ended == kNcclInProgress ? Await(libraries) : status;",
         "    return status;",
         ("cuda_failing", "CallsThatNcclHoldsUpAreLate", OLDER_NCCL),
     ),
@@ -978,10 +978,17 @@ MUTANTS = [
         ("cuda_failing", "CallsThatNcclHoldsUpAreLate"),
     ),
     Mutant(
+        "who works inside NCCL is left alone",
+        "csrc/cuda/communicator.cc",
+        "constexpr auto kStuckAfter = std::chrono::milliseconds(200);",
+        "constexpr auto kStuckAfter = std::chrono::milliseconds(0);",
+        ("cuda_failing", "NothingIsRevokedUnderAThreadThatWorks"),
+    ),
+    Mutant(
         "a communicator that is being made is not revoked",
         "csrc/cuda/communicator.cc",
-        "!inside && is_made_.load() && ",
-        "!inside && ",
+        "is_made_.load() && is_blocking_",
+        "is_blocking_",
         ("cuda_failing", "MakingCommunicatorsIsInterrupted"),
     ),
     Mutant(
@@ -1002,8 +1009,8 @@ MUTANTS = [
     Mutant(
         "nothing is aborted while a thread is inside NCCL",
         "csrc/cuda/communicator.cc",
-        "  if (inside && handle_ != nullptr) {",
-        "  if (handle_ != nullptr) {",
+        "  if (inside) {",
+        "  if (inside || handle_ != nullptr) {",
         ("cuda_failing", "NothingIsAbortedUnderAThreadInsideNccl"),
     ),
     Mutant(

@@ -17,7 +17,7 @@
 #include <span>                // std::span
 #include <string>              // std::string, std::to_string
 #include <thread>              // std::thread
-#include <utility>             // std::pair
+#include <utility>             // std::move, std::pair
 #include <vector>              // std::vector
 
 #include "core/clock.h"
@@ -114,7 +114,6 @@ struct Options {
   std::function<void(Surroundings&)> change = [](Surroundings&) {};  ///< in each process
 };
 
-/// A job of some processes, and what they have: a clique each.
 /// As the engine's threads.
 void Abort(Clique& clique) {
   for (std::size_t at = 0; at < clique.num_local(); ++at) {
@@ -124,6 +123,7 @@ void Abort(Clique& clique) {
   }
 }
 
+/// A job of some processes, and what they have: a clique each.
 class Job {
  public:
   Job(std::size_t processes, const Options& options) : options_(options) {
@@ -179,6 +179,7 @@ class Job {
                 notices.push_back(text);
               },
           .site_text = [](std::uint64_t site) { return "site " + std::to_string(site); },
+          .start = [](std::function<void()> work) { std::thread(std::move(work)).detach(); },
           .peer_image = kImage,
           .host = 1};
       options_.change(surroundings);
@@ -276,11 +277,15 @@ void SumsGoOverTheMemoryOfOtherProcesses(Context& context) {
 }
 
 /// All ranks know that `reason`, and NCCL sums.
-void ExpectNccl(Context& context, Job& job, const std::string& reason, std::size_t num_notices) {
+void ExpectNccl(Context& context, Job& job, const std::string& reason, std::size_t num_notices,
+                bool blocks = true) {
+  TakeLog();
   if (!AllSucceed(context, job.Join())) {
     return;
   }
-  TakeLog();
+  const std::string made = TakeLog();
+  const bool can_revoke = OpenLibraries().can_revoke();
+  context.Expect(Lines(made, "blocking") == (blocks && can_revoke ? job.num_ranks() : 0), made);
   Sum(context, job, 3);
   const std::string log = TakeLog();
   context.Expect(Lines(log, "all_reduce") == job.num_ranks() && Lines(log, "kernel") == 0, log);
@@ -342,7 +347,7 @@ void WhatOneCannotDoNobodyDoes(Context& context) {
   }
   {
     Job job(2, {.change = [](Surroundings& of) { of.host = process; }});
-    ExpectNccl(context, job, "the group is on several hosts", 0);
+    ExpectNccl(context, job, "the group is on several hosts", 0, /*blocks=*/false);
   }
   OfFake<void (*)(int)>("fake_cuda_set_far_device")(1);
   {
