@@ -52,7 +52,7 @@ def test_a_block_of_this_process(tmp_path, capsys):
     assert all("test_trace.py" in call["args"]["source"] for call in calls)
     assert min(call["ts"] for call in calls) == 0
     assert max(call["ts"] + call["dur"] for call in calls) <= took_us
-    # Those that came in time waited while the late one slept, but for what the scheduler took of it.
+    # Those that came in time waited while the late one slept, less what the scheduler took of it.
     waits = [e for e in events if e.get("cat") == "waiting" and e["dur"] > 0.2e6 * LATE_S]
     assert len(waits) == (RANKS - 1) * STEPS
     assert {wait["tid"] for wait in waits} == {0, 100, 300}
