@@ -129,9 +129,9 @@ def measure(kind: str, shape: Shape, most_rounds: int) -> dict[str, Any]:
         "alone": (of_all_rows, w),
         "collective": (x if gathers else placed(np.zeros((p, p * m, n), np.float32)),),
     }
-    programs = {
-        way: ft.partial(on_all(f), *operands.get(way, (x, w))) for way, f in ways(kind, "x").items()
-    }
+    mapped = {way: on_all(f) for way, f in ways(kind, "x").items()}
+    (path,) = (d.path for d in jaxcoll.explain(mapped["auto"], x, w).rows if d.op == kind)
+    programs = {way: ft.partial(f, *operands.get(way, (x, w))) for way, f in mapped.items()}
     meet = ft.partial(on_all(lambda w: jaxcoll.all_reduce(w[0, :1], "x")), w)
     results = {way: programs[way]() for way in ("native", "auto", *matmul_report.THEIRS)}
     shards = {way: [np.asarray(s.data) for s in y.addressable_shards] for way, y in results.items()}
@@ -146,7 +146,8 @@ def measure(kind: str, shape: Shape, most_rounds: int) -> dict[str, Any]:
     made = {way: [program] for way, program in programs.items()}
     found = paired_rounds.measure(made, meet, BUDGET_S, LEAST_ROUNDS, most_rounds)
     times = {way: of[0] for way, of in found.items()}
-    return {"kind": kind, "m": m, "k": k, "n": n, "equal": equal, "times": times}
+    of = {"kind": kind, "m": m, "k": k, "n": n, "path": path}
+    return {**of, "equal": equal, "times": times}
 
 
 def several() -> bool:

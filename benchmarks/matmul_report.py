@@ -82,8 +82,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         *head("Collective matmuls", result),
         "f32; blocks of (m, k) and (k, n). Medians in milliseconds. *Native* is one call, "
-        "*auto* that or an own collective and XLA's matmul, *two steps* and *ring* are on "
-        "`jax.lax`, *alone* is XLA's matmul of all blocks, without communication. Ratios are of "
+        "*auto* that or an own collective and XLA's matmul, as *path* says, *two steps* and "
+        "*ring* are on `jax.lax`, *alone* is XLA's matmul of all blocks, without communication. Ratios are of "
         "lax's better one, by its median, to ours in each round, median, of 5 to "
         f"{result['rounds']} rounds of a job; above 1 ours is faster. Shapes that missed an aim, "
         "and all that have one beside the matmul alone, ran in two more jobs, and all rounds "
@@ -103,17 +103,17 @@ def markdown(result: dict[str, Any]) -> str:
         "processes from 1024 x 1024 x 256 on not *beyond alone*, 1.05 of it, or *limit* where it "
         "is within 1.05 of the least." + _of_large(rows),
         "",
-        "| ranks | call | m, k, n | native | auto | two steps | ring | alone | moved | native's "
-        "ratio | auto's ratio | auto / alone | auto / least | hidden | rounds | misses | results |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
+        "| ranks | call | m, k, n | path | native | auto | two steps | ring | alone | moved "
+        "| native's ratio | auto's ratio | auto / alone | auto / least | hidden | rounds | misses | results |",
+        "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
     ]
     for row in rows:
         times = " | ".join(f"{row[way]:.3f}" for way in _WAYS)
         moved = f"{row['moved']:.3f}" if "moved" in row else ""
         least = f"{row['beside least']:.2f}" if "moved" in row else ""
         lines.append(
-            f"| {_ranks(row)} | {row['kind']} | {row['m']}, {row['k']}, {row['n']} | {times} "
-            f"| {moved} | {row['ratio']:.2f} | {row['auto ratio']:.2f} "
+            f"| {_ranks(row)} | {row['kind']} | {row['m']}, {row['k']}, {row['n']} "
+            f"| {row['path']} | {times} | {moved} | {row['ratio']:.2f} | {row['auto ratio']:.2f} "
             f"| {row['beside alone']:.2f} | {least} | {row['hidden']:.2f} | {row['rounds']} "
             f"| {row['misses']} | {'equal' if row['equal'] else 'DIFFERENT'} |"
         )

@@ -62,7 +62,8 @@ def test_the_page():
     rows = []
     for auto in (1.04, 1.1, 1.2):
         one = row(auto=auto, shared=0.1)
-        one |= {"kind": "all_gather_matmul", "equal": True} | matmul_report.figures(one)
+        one |= {"kind": "all_gather_matmul", "path": "two-step", "equal": True}
+        one |= matmul_report.figures(one)
         rows.append(one)
     environment = {"date": "2026-01-01", "cores": 2, "cpu": "A", "jax": "1", "python": "3"}
     result = {"environment": environment, "command": "it", "blas": "B", "rounds": 3, "rows": rows}
@@ -71,4 +72,5 @@ def test_the_page():
     assert said in page
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1
+    assert "| 1024, 1024, 256 | two-step | 1300.000 | 1200.000 |" in table[-1]
     assert table[-1].endswith("| 3 | beyond alone | equal |")
