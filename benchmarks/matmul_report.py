@@ -83,7 +83,8 @@ def markdown(result: dict[str, Any]) -> str:
         *head("Collective matmuls", result),
         "f32; blocks of (m, k) and (k, n). Medians in milliseconds. *Native* is one call, "
         "*auto* that or an own collective and XLA's matmul, as *path* says, *two steps* and "
-        "*ring* are on `jax.lax`, *alone* is XLA's matmul of all blocks, without communication. Ratios are of "
+        "*ring* are on `jax.lax`, *alone* is XLA's matmul of all blocks, without communication. "
+        "Ratios are of "
         "lax's better one, by its median, to ours in each round, median, of 5 to "
         f"{result['rounds']} rounds of a job; above 1 ours is faster. Shapes that missed an aim, "
         "and all that have one beside the matmul alone, ran in two more jobs, and all rounds "
@@ -104,7 +105,8 @@ def markdown(result: dict[str, Any]) -> str:
         "is within 1.05 of the least." + _of_large(rows),
         "",
         "| ranks | call | m, k, n | path | native | auto | two steps | ring | alone | moved "
-        "| native's ratio | auto's ratio | auto / alone | auto / least | hidden | rounds | misses | results |",
+        "| native's ratio | auto's ratio | auto / alone | auto / least | hidden | rounds "
+        "| misses | results |",
         "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
     ]
     for row in rows:
