@@ -87,7 +87,9 @@ def mps() -> Iterator[Mps]:
         try:
             yield Mps(needed, ask("cuda", **needed).problem)
         finally:
-            subprocess.run([_MPS], input="quit\n", **options)
+            # One that does not end in time waits for a process that is stuck: nothing is lost.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run([_MPS], input="quit\n", **options)
 
 
 @ft.cache

@@ -107,16 +107,21 @@ def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.Monk
     assert "No processes at once on a GPU: none." in page
 
 
+@pytest.mark.skipif(not auto_is_native(), reason="about native calls")
 @pytest.mark.parametrize("call", ["all_reduce", "all_gather_matmul", "matmul_reduce_scatter"])
 def test_all_calls_of_a_row_are_made(call: str):
     """XLA may make one of equal ones, which times of one call would not tell."""
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
     (case,) = (case for case in gpu_cases.cases(2, 1024, ((8, 16, 4),)) if case.call == call)
     programs = gpu_cases.Programs(case, mesh, with_lax=True)
-    mapped = programs._mapped(programs.program(case.ways["lax"]))
-    text = mapped.lower(programs._x).compile().as_text()
-    made = re.findall(r" (?:all-reduce|reduce-scatter|all-gather)(?:-start)?\(", text)
-    assert len(made) == case.in_a_row
+    makes = {
+        "ours": f'custom_call_target="jaxcoll_{call}"',
+        "lax": r" (?:all-reduce|reduce-scatter|all-gather)(?:-start)?\(",
+        "alone": r" dot\(",
+    }
+    for way, f in case.ways.items():
+        text = programs._mapped(programs.program(f)).lower(programs._x).compile().as_text()
+        assert len(re.findall(makes[way], text)) == case.in_a_row, way
 
 
 @pytest.mark.full
