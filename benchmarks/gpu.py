@@ -1,6 +1,7 @@
 """GPUs: our calls beside `jax.lax` where that runs, else beside NCCL alone and what bounds them.
 
     python benchmarks/gpu.py [--minutes 4] [--shared 2,4] [--largest 1073741824]
+    python benchmarks/gpu.py --only MPS --calls matmul    # a part; its page is printed, not kept
 
 On one GPU several processes share it, a rank each, in turns and (under CUDA's MPS) at once; with
 more, one process has all of them, too; and one rank alone. What was measured when the time is up is
@@ -104,6 +105,7 @@ def measure(
     rounds: int,
     largest: int,
     products: tuple[tuple[int, int, int], ...],
+    calls: str = "",
 ) -> Iterator[dict[str, Any]]:
     """Yields a row for each case, all processes the same ones.
 
@@ -116,18 +118,22 @@ def measure(
         rounds: at most, of each case.
         largest: bytes of a sum, at most.
         products: m, k and n of matmuls.
+        calls: of those alone that have this in their names.
     """
     import gpu_cases
     import gpu_step
     from gpu_turns import in_turns, summary
 
     until, room = time.monotonic() + seconds, _room()
-    step = gpu_step.Step(mesh, with_lax)
-    row = {"call": "train step", "of": f"{step.parameters:,} parameters", "in a row": 1}
-    times = in_turns(step.ways, together, ROW_S, rounds)
-    yield row | _measured(summary(times, 1), len(times["ours"]), together, step.wrong)
-    del step
+    if calls in "train step":
+        step = gpu_step.Step(mesh, with_lax)
+        row = {"call": "train step", "of": f"{step.parameters:,} parameters", "in a row": 1}
+        times = in_turns(step.ways, together, ROW_S, rounds)
+        yield row | _measured(summary(times, 1), len(times["ours"]), together, step.wrong)
+        del step
     for case in gpu_cases.cases(mesh.size, largest, products):
+        if calls not in case.call:
+            continue
         row = {"call": case.call, "of": case.of, "bytes": case.bytes, "in a row": case.in_a_row}
         reason = "time" if time.monotonic() > until else "memory" if case.memory > room else ""
         if reason := together.first(reason):
@@ -177,7 +183,7 @@ def run_rank(chosen: argparse.Namespace) -> None:
     products = gpu_cases.PRODUCTS[:1] if is_tried else gpu_cases.PRODUCTS
     for row in measure(
         together, mesh, ranks, with_lax=chosen.lax, seconds=chosen.seconds, rounds=chosen.rounds,
-        largest=chosen.largest, products=products,
+        largest=chosen.largest, products=products, calls=chosen.calls,
     ):  # fmt: skip
         if together.index == 0:
             print(json.dumps(row), flush=True)
@@ -206,7 +212,7 @@ def run_layout(
         why_not = "" if nccl and lax else gpu_jobs.reason_of(said)
     seconds = max(START_S, until - time.monotonic() - START_S)
     arguments: list[object] = [__file__, "--child", "measure", "--seconds", seconds]
-    arguments += ["--rounds", chosen.rounds, "--largest", chosen.largest]
+    arguments += ["--rounds", chosen.rounds, "--largest", chosen.largest, "--calls", chosen.calls]
     arguments += ["--nccl"] * nccl + ["--lax"] * lax
     said = gpu_jobs.run(arguments, layout.processes, needed, seconds + 3 * START_S)
     return {
@@ -222,6 +228,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=4.0, help="for all layouts")
     parser.add_argument("--shared", default="2,4", help="numbers of processes that share a GPU")
+    parser.add_argument("--only", default="", help="layouts with this in their names")
+    parser.add_argument("--calls", default="", help="calls with this in their names")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--largest", type=int, default=1 << 30, help="bytes of a sum")
     parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda")
@@ -248,7 +256,8 @@ def main() -> None:
         if is_tried
         else gpu_jobs.mps() as mps
     ):
-        todo = layouts(gpus.count, shared, problem, mps.problem)
+        all_layouts = layouts(gpus.count, shared, problem, mps.problem)
+        todo = [layout for layout in all_layouts if chosen.only in layout.text()]
         while todo:
             share_s = max(0.0, until - time.monotonic()) / len(todo)
             found.append(run_layout(todo.pop(0), chosen, share_s, mps.needed))
@@ -262,7 +271,10 @@ def main() -> None:
         "layouts": found,
     }
     kind = re.sub(r"\W+", "-", gpus.kind.lower())
-    save(f"gpu-{kind}", result, gpu_report.page(result), chosen.out)
+    if chosen.only or chosen.calls:
+        print(gpu_report.page(result))
+    else:
+        save(f"gpu-{kind}", result, gpu_report.page(result), chosen.out)
     if any(of["failed"] for of in found) or gpu_report.num_wrong(found):
         sys.exit("some of it has failed, or is wrong")
 

@@ -88,6 +88,8 @@ def test_all_cases_on_simulated_devices(libraries: Any, monkeypatch: pytest.Monk
     # With no time, and with neither: rows that say so.
     none = list(program.measure(together, mesh, None, seconds=-1, **options))
     assert {row.get("left out") for row in none[1:]} == {"time"}
+    some = list(program.measure(together, mesh, None, seconds=-1, calls="matmul", **options))
+    assert {row["call"] for row in some} == {"all_gather_matmul", "matmul_reduce_scatter"}
     layout = {"layout": "two", "ranks": 2, "not beside": "", "rows": rows + none, "failed": "no"}
     of = {"date": "", "cores": 2, "cpu": "", "jax": "", "python": ""}
     page = gpu_report.page(
@@ -209,7 +211,7 @@ def test_what_a_layout_is_run_with(monkeypatch: pytest.MonkeyPatch):
         return answers.pop(0)
 
     monkeypatch.setattr(gpu_jobs, "run", run)
-    chosen = argparse.Namespace(platform="cuda", rounds=3, largest=1024)
+    chosen = argparse.Namespace(platform="cuda", rounds=3, largest=1024, calls="")
     said = gpu_jobs.Said
     shared = program.Layout(2, 1, is_shared=True)
     answers += [
