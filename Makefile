@@ -33,7 +33,7 @@ help:  ## show this list
 demo: $(VENV)/.dev$(JAX)  ## train a language model on 8 simulated devices (5 minutes)
 	$(BIN)/python examples/train_lm.py $(ARGS)
 
-test: test-native  ## the test suite, on the native path and then on jax.lax (ten minutes on 2 cores)
+test: test-native  ## the test suite, on the native path and then on jax.lax (ten to twenty minutes on 2 cores)
 	JAXCOLL_BACKEND=lax $(PYTEST) $(addprefix --ignore tests/,$(NOT_ON_LAX)) $(ARGS)
 
 test-native: $(VENV)/.dev$(JAX)  ## the same on the native path alone

@@ -258,6 +258,9 @@ def main() -> None:
     ):
         all_layouts = layouts(gpus.count, shared, problem, mps.problem)
         todo = [layout for layout in all_layouts if chosen.only in layout.text()]
+        if not todo:
+            names = "; ".join(layout.text() for layout in all_layouts)
+            sys.exit(f"--only: no layout has {chosen.only!r} in its name; here are: {names}")
         while todo:
             share_s = max(0.0, until - time.monotonic()) / len(todo)
             found.append(run_layout(todo.pop(0), chosen, share_s, mps.needed))
@@ -277,6 +280,8 @@ def main() -> None:
         save(f"gpu-{kind}", result, gpu_report.page(result), chosen.out)
     if any(of["failed"] for of in found) or gpu_report.num_wrong(found):
         sys.exit("some of it has failed, or is wrong")
+    if not any(of["rows"] for of in found):
+        sys.exit(f"--calls: no call has {chosen.calls!r} in its name")
 
 
 if __name__ == "__main__":
