@@ -37,7 +37,9 @@ Recorder::Entry& Recorder::Begin(std::int64_t device, const CallStart& start) {
   }
   entry.Set(Moment::kArrived, start.now_ns);
   entry.sequence.store(sequence, std::memory_order_release);
-  __builtin_prefetch(&ring.entries[sequence % kCapacity], 1);  // which no cache has any more
+  const Entry& next = ring.entries[sequence % kCapacity];  // two lines that no cache has any more
+  __builtin_prefetch(&next, 1);
+  __builtin_prefetch(&next.moments_ns.back(), 1);
   return entry;
 }
 
