@@ -1,18 +1,13 @@
 """What `benchmarks/matmul.py` makes of its times: ratios of rounds, and aims that are missed."""
 
 import importlib
-import pathlib
-import sys
 from typing import Any
 
 import pytest
+from benchmark_modules import importable
 
-# For a moment: benchmarks have modules of the same names as tests.
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "benchmarks"))
-try:
+with importable():
     matmul_report: Any = importlib.import_module("matmul_report")
-finally:
-    del sys.path[0]
 
 USUAL = {"native": 1.3, "auto": 1.2, "two steps": 2.0, "ring": 1.8, "alone": 1.0, "collective": 0.4}
 

@@ -2,16 +2,12 @@
 
 import functools as ft
 import importlib
-import pathlib
-import sys
 from typing import Any
 
-# For a moment: benchmarks have modules of the same names as tests.
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "benchmarks"))
-try:
+from benchmark_modules import importable
+
+with importable():
     paired_rounds: Any = importlib.import_module("paired_rounds")
-finally:
-    del sys.path[0]
 
 ROUNDS = 20
 

@@ -1,19 +1,14 @@
 """What `benchmarks/processes.py` makes of its rows: aims met, aims out of reach, and others."""
 
 import importlib
-import pathlib
-import sys
 from typing import Any
 
 import pytest
+from benchmark_modules import importable
 
-# For a moment: benchmarks have modules of the same names as tests.
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "benchmarks"))
-try:
+with importable():
     process_aims: Any = importlib.import_module("process_aims")
     process_report: Any = importlib.import_module("process_report")
-finally:
-    del sys.path[0]
 
 
 def row(**columns: Any) -> dict[str, Any]:

@@ -1,25 +1,20 @@
 """What the pages of `benchmarks/zero_step.py` and `plan_step.py` say of rows that are behind."""
 
 import importlib
-import pathlib
-import sys
 from typing import Any
 
 import pytest
+from benchmark_modules import importable
 
 from jaxcoll.diagnosis.records import Call, Dumps, Place
 
-# For a moment: benchmarks have modules of the same names as tests.
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "benchmarks"))
-try:
+with importable():
     lost_time: Any = importlib.import_module("lost_time")
     three_ways: Any = importlib.import_module("three_ways")
     PAGES: Any = {
         "zero": importlib.import_module("zero_report").markdown,
         "plan": importlib.import_module("plan_report").PAGES["plan"],
     }
-finally:
-    del sys.path[0]
 
 
 def row(lax: float, limit: float, better: float = 1.0, **columns: Any) -> dict[str, Any]:

@@ -2,15 +2,11 @@
 
 import importlib
 import importlib.util
-import pathlib
-import sys
 from typing import Any
 
-BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
+from benchmark_modules import BENCHMARKS, importable
 
-# For a moment: benchmarks have modules of the same names as tests.
-sys.path.insert(0, str(BENCHMARKS))
-try:
+with importable():
     gpu_cases: Any = importlib.import_module("gpu_cases")
     gpu_jobs: Any = importlib.import_module("gpu_jobs")
     gpu_report: Any = importlib.import_module("gpu_report")
@@ -23,5 +19,3 @@ try:
     assert _spec.loader is not None
     program: Any = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(program)
-finally:
-    del sys.path[0]
