@@ -4,6 +4,7 @@
 #include <atomic>       // std::atomic_thread_fence
 #include <cstddef>      // std::size_t
 #include <ctime>        // nanosleep, timespec
+#include <iterator>     // std::back_inserter
 #include <map>          // std::map, std::multimap
 #include <string>       // std::string, std::to_string
 #include <string_view>  // std::string_view
@@ -30,6 +31,7 @@ constexpr std::string_view kCalledAt = ", called at ";
 struct OpenCall {
   CallName name;
   std::size_t lane;
+  bool waits;
   bool has_waited;                   // for long, and still does
   bool is_left;                      // others have yet to come to it, or to end it
   std::vector<std::size_t> members;  // seats
@@ -49,6 +51,7 @@ Calls CallsOf(const Segment& segment, std::size_t seat, std::optional<std::uint6
     const std::int64_t waits_since_ns = since_ns < 0 && group.has_value() ? -since_ns : since_ns;
     OpenCall call{.name = lane.name(),
                   .lane = i,
+                  .waits = since_ns > 0,
                   .has_waited = waits_since_ns > 0 && waits_since_ns <= until_ns,
                   .is_left = false,
                   .members = {},
@@ -96,10 +99,39 @@ Phase PhaseIn(const BlackBox& box) {
   return static_cast<Phase>(box.header().phase.load(std::memory_order_acquire));
 }
 
+using Standing = std::vector<std::pair<std::int64_t, Calls>>;  // by process
+
+// The calls in which those at the `stuck` seats stand, and who waits in these with them, though
+// not for as long: of two calls the one with more processes is more likely right.
+Standing StoodIn(const Session& session, const std::vector<Calls>& by_seat,
+                 const std::set<std::int64_t>& stuck) {
+  const auto stands = [](const OpenCall& call) { return call.has_waited || call.is_left; };
+  Calls theirs;
+  for (const std::int64_t seat : stuck) {
+    const Calls& calls = by_seat[static_cast<std::size_t>(seat)];
+    std::copy_if(calls.begin(), calls.end(), std::back_inserter(theirs), stands);
+  }
+  const auto waits_with_them = [&](const OpenCall& call) {
+    return call.waits && HasComeTo(theirs, call.name);
+  };
+  Standing standing;
+  for (std::size_t seat = 0; seat < by_seat.size(); ++seat) {
+    const bool is_stuck = stuck.count(static_cast<std::int64_t>(seat)) > 0;
+    Calls calls;
+    std::copy_if(
+        by_seat[seat].begin(), by_seat[seat].end(), std::back_inserter(calls),
+        [&](const OpenCall& call) { return is_stuck ? stands(call) : waits_with_them(call); });
+    if (!calls.empty()) {
+      standing.emplace_back(session.processes()[seat], std::move(calls));
+    }
+  }
+  return standing;
+}
+
 // What is said of the group of a call: "" but where nothing else tells the calls apart.
 class GroupNames {
  public:
-  explicit GroupNames(const std::vector<std::pair<std::int64_t, Calls>>& stood_in) {
+  explicit GroupNames(const Standing& stood_in) {
     for (const auto& [process, calls] : stood_in) {
       for (const OpenCall& call : calls) {
         std::vector<std::uint64_t>& groups = groups_of_[call.text];
@@ -127,7 +159,7 @@ class GroupNames {
 };
 
 // Says in which calls which processes stand.
-std::string StoodInText(const std::vector<std::pair<std::int64_t, Calls>>& stood_in) {
+std::string StoodInText(const Standing& stood_in) {
   const GroupNames names(stood_in);
   std::vector<std::pair<std::int64_t, std::string>> doings;
   for (const auto& [process, calls] : stood_in) {
@@ -220,17 +252,8 @@ Stalemate FindStalemate(const Session& session, std::optional<std::uint64_t> gro
   if (stuck.count(static_cast<std::int64_t>(session.seat())) == 0) {
     return {};
   }
-  std::vector<std::pair<std::int64_t, Calls>> stood_in;
-  for (const std::int64_t seat : stuck) {
-    Calls& calls =
-        stood_in.emplace_back(session.processes()[static_cast<std::size_t>(seat)], Calls()).second;
-    for (const OpenCall& call : by_seat[static_cast<std::size_t>(seat)]) {
-      if (call.has_waited || call.is_left) {
-        calls.push_back(call);
-      }
-    }
-  }
-  return {.seats = std::move(stuck), .text = StoodInText(stood_in)};
+  std::string text = StoodInText(StoodIn(session, by_seat, stuck));
+  return {.seats = std::move(stuck), .text = std::move(text)};
 }
 
 Stalemate FindDifferentLeft(Session& session, std::uint64_t group, std::int64_t now_ns,

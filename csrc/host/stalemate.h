@@ -32,7 +32,7 @@ std::set<std::int64_t> FindStuck(const std::vector<Wait>& waits);
 /// Processes that wait for one another.
 struct Stalemate {
   std::set<std::int64_t> seats;  ///< theirs; none where there is no stalemate
-  std::string text;              ///< which of them waits in which calls
+  std::string text;              ///< which of them waits in which calls, and who with them
 };
 
 /// "process 0 (and 2, 3) waits in this; process 1 waits in that", where `what` is "process": what

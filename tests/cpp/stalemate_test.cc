@@ -138,6 +138,20 @@ void WhoHasNotWaitedForLongMayGoOn(Context& context) {
   context.Expect(both.Found(0).empty() && both.Found(1).empty(), "patience");
 }
 
+/// It shows which call is the odd one.
+void WhoWaitsWithThemIsNamedToo(Context& context) {
+  Waiting all(4);
+  all.In(0, {kGroupOfAll, 11, {0, 1, 2, 3}});
+  all.In(1, {kGroupOfAll, 11, {0, 1, 2, 3}}, kPatienceNs / 2);
+  all.In(2, {kGroupOfAll, 12, {0, 1, 2, 3}});
+  all.In(3, {kGroupOfAll, 13, {0, 1, 2, 3}}, kPatienceNs / 2);  // may be on its way
+  const std::string text =
+      "process 42 waits in call 12, execution 3 of this call; process 41 (and 40) waits in call "
+      "11, execution 3 of this call";
+  context.Expect(all.Found(0, kGroupOfAll) == text, [&] { return all.Found(0, kGroupOfAll); });
+  context.Expect(all.Found(1, kGroupOfAll).empty(), "who hasn't waited for long finds nothing");
+}
+
 /// Such as a process that was stopped in a call for which the others did not wait to the end.
 void WhoHasEndedACallHasComeToIt(Context& context) {
   Waiting both(2);
@@ -239,6 +253,7 @@ const Suite suite("stalemate", {{"DifferentCallsOfOneGroup", DifferentCallsOfOne
                                 {"TheSameCallOverOtherDevices", TheSameCallOverOtherDevices},
                                 {"ACallThatAllHaveComeToGoesOn", ACallThatAllHaveComeToGoesOn},
                                 {"WhoHasNotWaitedForLongMayGoOn", WhoHasNotWaitedForLongMayGoOn},
+                                {"WhoWaitsWithThemIsNamedToo", WhoWaitsWithThemIsNamedToo},
                                 {"WhoHasEndedACallHasComeToIt", WhoHasEndedACallHasComeToIt},
                                 {"WhoIsAheadOfACallIsInIt", WhoIsAheadOfACallIsInIt},
                                 {"ACallThatIsOverHoldsNobodyBack", ACallThatIsOverHoldsNobodyBack},
