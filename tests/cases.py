@@ -46,5 +46,21 @@ def pairwise_but(alone: int, *factors: Sequence[Any]) -> list[tuple[Any, ...]]:
     ]
 
 
+def pairwise_of_some(
+    which: int, some: Sequence[Any], *factors: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    """Returns tuples that hold every pair of values, but of one factor only pairs of `some` values.
+
+    Each of its other values occurs once.
+    """
+    pairs = pairwise(*factors[:which], some, *factors[which + 1 :])
+    others = [value for value in factors[which] if value not in some]
+    mixed = random.Random(0).sample(pairs, len(pairs))
+    return pairs + [
+        (*case[:which], value, *case[which + 1 :])
+        for value, case in zip(others, it.cycle(mixed), strict=False)
+    ]
+
+
 def _gain(case: list[Choice], missing: set[tuple[Choice, ...]], option: Choice) -> int:
     return sum(tuple(sorted((choice, option))) in missing for choice in case)

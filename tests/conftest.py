@@ -4,8 +4,9 @@
 occurs, where the path, native or lax, and the version of JAX are two more factors: natively on one
 JAX all pairs of the others, on lax and with `--each-value` on another JAX each value, as for tests
 that compile long, `@pytest.mark.slow`, of which another JAX gets every fourth case; of those with
-`@pytest.mark.slow("size")` all pairs but those of the size. With `--full`, all run the whole
-product.
+`@pytest.mark.slow("size")` all pairs but those of the size. Where all ops of one function are alike
+to what a test looks at, `@pytest.mark.alike`, pairs hold one op of each function, and the others
+occur once. With `--full`, all run the whole product.
 
 Of cases in a plain list, `--each-value` runs every fifth, and without a product nothing that is
 slow.
@@ -20,8 +21,9 @@ from typing import Any
 
 import pytest
 import quick
-from cases import each_value, pairwise, pairwise_but
+from cases import each_value, pairwise, pairwise_but, pairwise_of_some
 from checks import auto_is_native, native_missing
+from helpers import EXAMPLES
 
 import jaxcoll
 
@@ -50,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
     config.addinivalue_line("markers", "slow(factor): of a product, or that factor, each value;")
+    config.addinivalue_line("markers", "alike: of a product, pairs of one op of each function")
     config.addinivalue_line("markers", "slow: without a product, --each-value leaves it out")
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line("markers", "long: the same, and CI leaves it to `make test-all`")
@@ -74,6 +77,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             cases = cases[::4]
     elif slow:
         cases = pairwise_but(names.index(*slow), *factors)
+    elif metafunc.definition.get_closest_marker("alike"):
+        which = names.index("op")
+        some = [op for op in factors[which] if op in EXAMPLES]
+        cases = pairwise_of_some(which, some, *factors)
     else:
         cases = pairwise(*factors)
     ids = ["-".join(map(_id, names, case)) for case in cases]

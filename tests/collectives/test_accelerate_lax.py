@@ -64,6 +64,7 @@ def test_derivatives(op: Op, program: str, check_vma: bool):
     assert (on.calls > 0) == auto_is_native()
 
 
+@pytest.mark.alike
 @pytest.mark.product(op=OPS, size=SIZES)
 def test_under_pmap(op: Op, size: int):
     f = jax.pmap(op.over("ranks")["twin"], axis_name="ranks", devices=jax.devices()[:size])

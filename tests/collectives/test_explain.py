@@ -49,6 +49,7 @@ def assert_explained(f: Any, *arguments: Any, all_used: bool = True) -> jaxcoll.
     return report
 
 
+@pytest.mark.alike
 @pytest.mark.product(op=OPS, backend=("auto", "lax"), size=(1, 2, 4))
 def test_rows_are_the_calls_of_the_program(op: Op, backend: Any, size: int):
     f = jax.jit(mapped(op.over("x", backend=backend)["ours"], mesh(size)))

@@ -155,11 +155,13 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.product(op=OPS, program=list(PROGRAMS))
 def test_every_op_in(op: Op, program: str):
     PROGRAMS[program](op)
 
 
+@pytest.mark.alike
 @pytest.mark.product(op=OPS, size=(1, 3, 8))
 def test_under_pmap(op: Op, size: int):
     xs = blocks(op, size)

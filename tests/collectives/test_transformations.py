@@ -6,6 +6,7 @@ from helpers import OPS, Op
 from programs import TRANSFORMATIONS
 
 
+@pytest.mark.alike
 @pytest.mark.product(
     op=OPS, transformation=list(TRANSFORMATIONS), check_vma=(True, False), size=(1, 2, 3, 4)
 )

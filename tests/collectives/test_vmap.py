@@ -19,6 +19,7 @@ def batches(op: Op, size: int) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(batch, axis=1), np.stack([op.reference(x) for x in batch], axis=1)
 
 
+@pytest.mark.alike
 @pytest.mark.product(op=OPS, size=(1, 3, 4), check_vma=(True, False))
 def test_over_a_batched_operand(op: Op, size: int, check_vma: bool):
     xs, ys = batches(op, size)
@@ -39,6 +40,7 @@ def test_over_a_batched_operand(op: Op, size: int, check_vma: bool):
     assert count.calls == (size * (len(dims) + 1) if size > 1 and auto_is_native() else 0)
 
 
+@pytest.mark.alike
 @pytest.mark.product(op=OPS, check_vma=(True, False))
 def test_over_a_batch_of_batches_under_a_name(op: Op, check_vma: bool):
     xs, ys = batches(op, 2)
@@ -85,6 +87,7 @@ def over_mesh_and_batch(op: Op, axes: tuple[str, str]) -> tuple[Any, Any, Any]:
 TUPLES = (("x", "batch"), ("batch", "x"))
 
 
+@pytest.mark.alike
 @pytest.mark.product(op=OPS, axes=TUPLES)
 def test_over_one_axis_of_a_tuple(op: Op, axes: tuple[str, str]):
     f, xs, ys = over_mesh_and_batch(op, axes)

@@ -13,7 +13,9 @@ A process may crash, stop and go on later, or give up at a deadline while it wai
 switched off, to see that the check misses it.
 """
 
+# ruff: noqa: B019  (what is kept of a job lives as long as the test's process, and is small)
 import dataclasses
+import functools as ft
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,7 +87,7 @@ class State:
     faults: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # so that a job is quick to look up
 class Job:
     """A job to explore.
 
@@ -129,9 +131,11 @@ class Job:
     def num_rounds(self, call: int) -> int:
         return 1 if self.is_direct(call) else self.rounds
 
+    @ft.cache
     def num_steps(self, call: int) -> int:
         return (self.num_rounds(call) + self.phases(call) - 1) * self.phases(call)
 
+    @ft.cache
     def phase_and_round(self, call: int, step: int) -> tuple[int, int | None]:
         phase = step % self.phases(call)
         round_ = step // self.phases(call) - phase
@@ -150,6 +154,7 @@ class Job:
                 return j == int(root)
         raise AssertionError(self.route(call))
 
+    @ft.cache
     def needs(self, call: int, step: int, i: int, j: int) -> int:
         """Returns how many steps j must have completed before i makes `step`."""
         phase, round_ = self.phase_and_round(call, step)
@@ -165,6 +170,7 @@ class Job:
             needed = max(needed, self._end(call, phase + 1, round_ - ROUNDS_IN_WINDOW))
         return needed
 
+    @ft.cache
     def looks(self, call: int, i: int, j: int) -> bool:
         """Says whether i looks at j's lane in the call."""
         if "who only looks counts" in self.without:
@@ -178,9 +184,11 @@ class Job:
     def others(self, i: int) -> list[int]:
         return [j for j in range(self.processes) if j != i]
 
+    @ft.cache
     def lookers(self, call: int, i: int) -> list[int]:
         return [j for j in self.others(i) if self.looks(call, j, i)]
 
+    @ft.cache
     def goes_ahead(self, call: int, i: int) -> bool:
         """Says whether i may end the call before all have come that will look at its lane."""
         return not all(self.looks(call, i, j) for j in self.lookers(call, i))

@@ -3,7 +3,7 @@
 import itertools as it
 
 import pytest
-from cases import each_value, pairwise, pairwise_but
+from cases import each_value, pairwise, pairwise_but, pairwise_of_some
 
 FACTORS = ("abcdefg", "12345", (True, False), "xyz", "u")
 
@@ -30,7 +30,19 @@ def test_every_pair_but_of_one_factor(alone: int):
     assert len(cases) <= max(7, len(pairwise(*(FACTORS[i] for i in others))))
 
 
+@pytest.mark.parametrize("which", range(4))
+def test_every_pair_of_some_values(which: int):
+    some = FACTORS[which][:2]
+    cases = pairwise_of_some(which, some, *FACTORS)
+    assert {case[which] for case in cases} == {*FACTORS[which]}
+    chosen = [*FACTORS[:which], some, *FACTORS[which + 1 :]]
+    for i, j in it.combinations(range(len(FACTORS)), 2):
+        assert {(case[i], case[j]) for case in cases} >= {*it.product(chosen[i], chosen[j])}
+    assert len(cases) == len(pairwise(*chosen)) + len(FACTORS[which]) - len(some)
+
+
 def test_the_same_cases_every_time():
     assert pairwise(*FACTORS) == pairwise(*FACTORS)
     assert pairwise_but(1, *FACTORS) == pairwise_but(1, *FACTORS)
+    assert pairwise_of_some(0, "ab", *FACTORS) == pairwise_of_some(0, "ab", *FACTORS)
     assert each_value(*FACTORS) == each_value(*FACTORS)
