@@ -8,7 +8,7 @@ that compile long, `@pytest.mark.slow`, of which another JAX gets every fourth c
 to what a test looks at, `@pytest.mark.alike`, pairs hold one op of each function, and the others
 occur once. With `--full`, all run the whole product.
 
-Of cases in a plain list, `--each-value` runs every fifth, and without a product nothing that is
+Of cases in a plain list, `--each-value` runs every eighth, and without a product nothing that is
 slow.
 """
 
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--each-value",
         action="store_true",
-        help="run each value of a product, not each pair, and a fifth of other lists of cases",
+        help="run each value of a product, not each pair, and an eighth of other lists of cases",
     )
 
 
@@ -108,7 +108,7 @@ LONG = ("processes", "stress", "examples", "docs", "test_bench.py")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
     if config.option.each_value:
-        left_out = {*_four_of_five(items), *_slow_without_a_product(items)}
+        left_out = {*_seven_of_eight(items), *_slow_without_a_product(items)}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     if not config.option.full:
@@ -125,14 +125,14 @@ def _slow_without_a_product(items: list[pytest.Item]) -> list[pytest.Item]:
     ]
 
 
-def _four_of_five(items: list[pytest.Item]) -> list[pytest.Item]:
+def _seven_of_eight(items: list[pytest.Item]) -> list[pytest.Item]:
     """Returns those of each plain list of cases that `--each-value` leaves out."""
     counts: collections.Counter[str] = collections.Counter()
     found = []
     for item in items:
         name, _, case = item.nodeid.partition("[")
         if case and item.get_closest_marker("product") is None:
-            if counts[name] % 5:
+            if counts[name] % 8:
                 found.append(item)
             counts[name] += 1
     return found
