@@ -12,8 +12,6 @@ JAX ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
-# Of what is installed, Python compiles what it imports; all of it would take half of pip's time.
-PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
 # One worker more than cores, since tests of several processes wait at times; at most 8.
 WORKERS := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8))) \
   --dist loadfile --no-loadscope-reorder
@@ -50,7 +48,7 @@ test-fallback: $(VENV)/.tools  ## the test suite on a wheel without the native e
 	JAXCOLL_NATIVE=OFF $(BIN)/python -m build --wheel --outdir build/fallback
 	$(PYTHON) -m venv .venv-fallback
 	.venv-fallback/bin/pip install --quiet --upgrade "pip>=25.1"
-	.venv-fallback/bin/pip install --quiet --no-compile "$$(ls build/fallback/*-py3-none-any.whl)[demo]" --group test \
+	.venv-fallback/bin/pip install --quiet "$$(ls build/fallback/*-py3-none-any.whl)[demo]" --group test \
 	  $(if $(JAX),"jax==$(JAX)" "jaxlib==$(JAX)")
 	PYTHONSAFEPATH=1 JAXCOLL_TESTS_WITHOUT_NATIVE=1 .venv-fallback/bin/pytest $(WORKERS) --ignore tests/repo $(ARGS)
 
@@ -154,9 +152,9 @@ $(VENV)/.python:
 # the oldest FFI headers, whichever JAX is installed here.
 $(VENV)/.dev$(JAX): $(VENV)/.python $(BUILD_INPUTS)
 	@rm -f $(VENV)/.dev*
-	$(PIP_INSTALL) -e ".[demo]" --group test $(if $(JAX),"jax==$(JAX)" "jaxlib==$(JAX)")
+	$(BIN)/pip install --quiet -e ".[demo]" --group test $(if $(JAX),"jax==$(JAX)" "jaxlib==$(JAX)")
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.python pyproject.toml
-	$(PIP_INSTALL) --group lint --group docs
+	$(BIN)/pip install --quiet --group lint --group docs
 	@touch $@
