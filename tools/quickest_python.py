@@ -1,7 +1,8 @@
 """Prints the quickest of PATH's Pythons of this one's version that can make environments.
 
 Built without optimisation, as pyenv's are, one takes half as long again for the same code, and
-two fifths of the tests' time is Python's own. `python3` from PATH stays where no other is quicker by a fifth.
+two fifths of the tests' time is Python's own. `python3` from PATH stays where no other is quicker
+by a fifth.
 
 python3 tools/quickest_python.py
 """
