@@ -512,6 +512,13 @@ MUTANTS = [
         ("ahead", "OwnersInTurnAreNoDifference"),
     ),
     Mutant(
+        "who waits in the calls of those that are stuck is named with them",
+        "csrc/host/stalemate.cc",
+        "return call.waits && HasComeTo(theirs, call.name);",
+        "return call.waits && HasComeTo({}, call.name);",
+        ("stalemate", "WhoWaitsWithThemIsNamedToo"),
+    ),
+    Mutant(
         "who has ended a call has come to it",
         "csrc/host/stalemate.cc",
         "if (lane.members.Has(member) && !has_ended) {",
