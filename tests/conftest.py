@@ -52,8 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     jaxcoll.simulate_cpu_devices(8)
     config.addinivalue_line("markers", "product(**factors): cases for each pair of values")
     config.addinivalue_line("markers", "slow(factor): of a product, or that factor, each value;")
-    config.addinivalue_line("markers", "alike: of a product, pairs of one op of each function")
     config.addinivalue_line("markers", "slow: without a product, --each-value leaves it out")
+    config.addinivalue_line("markers", "alike: of a product, pairs of one op of each function")
     config.addinivalue_line("markers", "full: runs only with --full")
     config.addinivalue_line("markers", "long: the same, and CI leaves it to `make test-all`")
 

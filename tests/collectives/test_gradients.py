@@ -15,7 +15,6 @@ import jaxcoll
 NOT_DIFFERENTIABLE = [op for op in OPS if not op.differentiable]
 
 
-@pytest.mark.alike
 @pytest.mark.product(
     op=DIFFERENTIABLE, program=list(DERIVATIVES), check_vma=(True, False), size=(1, 2, 3, 4)
 )
