@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 _PREFIXES, _SUFFIXES = ("scipy_", ""), ("", "64_")
 
 
-# What OpenBLAS calls its kernels of 512 bits.
+# What OpenBLAS calls its kernels of 512 bits, and of 256.
 _OF_512_BITS = ("SkylakeX", "Cooperlake", "SapphireRapids")
+_OF_256_BITS = ("Haswell", "Zen")
 
 
 class Blas(NamedTuple):
@@ -53,6 +54,18 @@ def is_behind(instruction_sets: Sequence[str]) -> str | None:
     if "avx512" not in instruction_sets or chosen is None or chosen in _OF_512_BITS:
         return None
     return f"SciPy's BLAS uses kernels for {chosen}, without AVX-512"
+
+
+def keeps_up(instruction_sets: Sequence[str]) -> bool:
+    """Tells whether this BLAS takes no longer than XLA's matmul: where neither has AVX-512.
+
+    On AMD EPYC (Zen 3) it takes 0.93 to 1.08 of that time on one core, and less where both cores
+    multiply (benchmarks/blas.py, benchmarks/matmul.py).
+
+    Args:
+        instruction_sets: as of `is_behind`.
+    """
+    return instruction_sets[-1:] == ["avx2"] and kernels() in _OF_256_BITS
 
 
 @ft.cache

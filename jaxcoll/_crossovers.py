@@ -20,6 +20,7 @@ from jaxcoll._config import logger
 COPIES = ("all_gather", "all_to_all", "broadcast", "ppermute")
 
 T = TypeVar("T")
+D = TypeVar("D")
 MATMULS = ("all_gather_matmul", "matmul_reduce_scatter")
 Within = Literal["one process", "several processes"]  # the ranks of a group
 
@@ -46,6 +47,8 @@ _DEFAULTS = {"ppermute": 4 << 20}
 # From there on XLA's matmul gains more than the step that one call saves: on 2 cores of Intel Xeon
 # within a process, of AMD EPYC across processes.
 _DEFAULT_PRODUCTS = {"one process": 1 << 23, "several processes": 1 << 26}
+# And from such a w on, whatever x is.
+_DEFAULT_W = {"one process": 1 << 18, "several processes": 1 << 17}
 
 
 def lax_from_bytes(op: str, ranks: int) -> int | None:
@@ -64,15 +67,28 @@ def one_call_to_products(op: str, ranks: int, within: Within) -> int:
         ranks: of a group.
         within: where they are.
     """
-    default = _DEFAULT_PRODUCTS[within]
+    found = measured_to_products(op, ranks, within)
+    return _DEFAULT_PRODUCTS[within] if found is None else found
+
+
+def measured_to_products(op: str, ranks: int, within: Within) -> int | None:
+    """Returns the same, or None where it was not measured."""
     measured = _measured()
     if measured is None:
-        return default
-    by_ranks = measured.one_call_to_products.get(within, {}).get(op, {})
-    return _of_ranks(by_ranks, ranks, default)
+        return None
+    return _of_ranks(measured.one_call_to_products.get(within, {}).get(op, {}), ranks, None)
 
 
-def _of_ranks(by_ranks: Mapping[int, T], ranks: int, default: T) -> T:
+def one_call_to_w(op: str, ranks: int, within: Within) -> int:
+    """Returns up to how many elements of a rank's w one native call is the fastest.
+
+    Measured blocks are square: what one call served then, it serves beside other x as well.
+    """
+    side_cubed = one_call_to_products(op, ranks, within) / ranks**2
+    return max(_DEFAULT_W[within], round(side_cubed ** (2 / 3)))
+
+
+def _of_ranks(by_ranks: Mapping[int, T], ranks: int, default: D) -> T | D:
     """Returns what was measured of a group, or of the next larger one, nearer to the limits."""
     if ranks in by_ranks:
         return by_ranks[ranks]

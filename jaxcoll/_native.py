@@ -148,6 +148,11 @@ def matmul_is_behind() -> str | None:
     return _blas.is_behind(kernel_sets())
 
 
+def matmul_keeps_up() -> bool:
+    """Tells whether the extension multiplies as fast as XLA."""
+    return _blas.keeps_up(kernel_sets())
+
+
 def missing_reason() -> str | None:
     """Says why there is no extension that works, as far as is known before JAX has started."""
     if _register.cache_info().currsize:

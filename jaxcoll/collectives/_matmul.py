@@ -23,7 +23,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 
-from jaxcoll import _compat, _crossovers, _engine, _native, _nccl_calls
+from jaxcoll import _compat, _cpu, _crossovers, _engine, _native, _nccl_calls
 from jaxcoll._crossovers import Within
 from jaxcoll._environment import num_cpus
 from jaxcoll._lowering import Call, Request, lower, native_platform, spans_processes
@@ -36,9 +36,6 @@ from jaxcoll.collectives.reduce_scatter import reduce_scatter
 ROWS, INNER, COLUMNS = -2, -1, -1  # gather_axis and scatter_axis
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _MAX_SIZE = 2**31 - 1  # the BLAS counts with 32 bits
-# From such a w on, XLA's matmul gains more than the step that one call saves, whatever x is: on 2
-# cores of Intel Xeon within a process, of AMD EPYC across processes.
-_LARGEST_W = {"one process": 2**18, "several processes": 2**17}
 # Of a block of at least as many rows as columns. From there on devices of one process that gather
 # rows are as fast or faster with a block on each core than with XLA's matmul of all blocks on all
 # cores: on 2 cores of Intel Xeon and of AMD EPYC.
@@ -46,6 +43,9 @@ _LARGE_BLOCK_PRODUCTS = 2**31
 # Of half precision, which XLA multiplies as it is, and this BLAS in float32: in bfloat16 that takes
 # about twice as long where the processor has instructions for it (benchmarks/blas.py).
 _MOST_HALF_PRODUCTS = 2**20
+# Where the BLAS keeps up with XLA's matmul, one call is faster from so many rows of a block on,
+# within a process if its w has so many rows and columns: on 2 cores of AMD EPYC (Zen 3).
+_BLAS_ROWS, _BLAS_SIDES = 512, 256
 # Two steps have a buffer between them. From this size on it is fresh memory in each call, which
 # the system clears: on 2 cores of AMD EPYC one call is faster then.
 _FRESH_BYTES = 2**25
@@ -119,7 +119,9 @@ def wide(x: Any, w: Any) -> Any:
 def multiply(x: Any, w: Any) -> Any:
     """Returns the product in `wide`."""
     dtype = wide(x, w)
-    if x.dtype != w.dtype:  # a cotangent beside an operand of half precision
+    # A cotangent beside an operand of half precision; or XLA converts them, too, but of products
+    # that are wider than their factors slowly: in 1.2 to 1.7 times the time.
+    if x.dtype != w.dtype or (jax.default_backend() == "cpu" and _cpu.converts(x.dtype.name)):
         x, w = x.astype(dtype), w.astype(dtype)
     return jnp.matmul(x, w, preferred_element_type=dtype)
 
@@ -361,7 +363,12 @@ def _slower(
         return reason
     better = "XLA's matmul is faster for this shape and dtype"
     of_rank = of_x.size * of_w.shape[1] * (p if primitive is gather_p else 1)
-    if of_x.dtype == of_w.dtype != wide(of_x, of_w):
+    within: Within = "several processes" if across else "one process"
+    is_half = of_x.dtype == of_w.dtype != wide(of_x, of_w)
+    suits_the_blas = axis == ROWS and _suits_the_blas(primitive, of_x, of_w, p, within, is_half)
+    if suits_the_blas and (across or _are_all_busy(groups)):
+        return None
+    if is_half:
         return better if p * of_rank > _MOST_HALF_PRODUCTS else None
     one_call = _saves_a_large_buffer if across else _is_mostly_communication
     if axis == ROWS and one_call(primitive, of_x, of_w, p):
@@ -369,9 +376,23 @@ def _slower(
     gathers_rows = (primitive, axis) == (gather_p, ROWS)
     if gathers_rows and not across and _has_large_blocks(of_x, of_w) and _are_all_busy(groups):
         return None
-    within: Within = "several processes" if across else "one process"
     most = _crossovers.one_call_to_products(primitive.name, p, within)
-    return better if p * of_rank > most or of_w.size > _LARGEST_W[within] else None
+    largest_w = _crossovers.one_call_to_w(primitive.name, p, within)
+    return better if p * of_rank > most or of_w.size > largest_w else None
+
+
+def _suits_the_blas(
+    primitive: Primitive, of_x: Any, of_w: Any, p: int, within: Within, is_half: bool
+) -> bool:
+    """Tells whether blocks are large enough for a BLAS that is as fast as XLA's matmul."""
+    measured = _crossovers.measured_to_products(primitive.name, p, within)
+    if measured is not None and measured < p**2 * _BLAS_ROWS**3:
+        return False  # here it is not
+    if of_x.shape[1] < _BLAS_ROWS * (1 if primitive is gather_p else p):
+        return False
+    if within == "one process" and (is_half or min(of_w.shape) < _BLAS_SIDES):
+        return False
+    return _native.matmul_keeps_up()
 
 
 def _is_mostly_communication(primitive: Primitive, of_x: Any, of_w: Any, p: int) -> bool:

@@ -2,8 +2,11 @@
 
 import ctypes
 import functools as ft
+import pathlib
+import platform
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +28,7 @@ from matmuls import BATCHES, DTYPES, KINDS, function, operands, reference, row
 from programs import DERIVATIVES, TRANSFORMATIONS, Function
 
 import jaxcoll
-from jaxcoll import _blas, _native
+from jaxcoll import _blas, _cpu, _crossovers, _native
 from jaxcoll.collectives import _matmul
 
 needs_native = pytest.mark.skipif(native_missing() is not None, reason="about native calls")
@@ -121,7 +124,8 @@ def test_several_panels_on_several_cores(kind: str):
 
 
 # Of a rank's block, (rows, inner, columns), and of how many ranks.
-SHAPES: list[tuple[str, tuple[int, int, int], int, str]] = [
+Shape = tuple[str, tuple[int, int, int], int, str]
+SHAPES: list[Shape] = [
     ("gather_rows", (128, 4096, 256), 2, "native"),  # what travels is most of it
     ("gather_rows", (127, 4096, 256), 2, "two-step"),
     ("gather_rows", (128, 4096, 257), 2, "two-step"),
@@ -138,22 +142,79 @@ SHAPES: list[tuple[str, tuple[int, int, int], int, str]] = [
 ]
 
 
-@needs_native
-@pytest.mark.parametrize(("kind", "shape", "ranks", "path"), SHAPES)
-def test_shapes_take_what_is_faster(
-    kind: str, shape: tuple[int, int, int], ranks: int, path: str, monkeypatch: pytest.MonkeyPatch
-):
-    if not auto_is_native() or _native.matmul_is_behind():
-        pytest.skip("auto is lax, or this BLAS is behind XLA's matmul on this processor")
-    monkeypatch.setattr(_matmul, "num_cpus", lambda: 2)
+# The same where the BLAS keeps up with XLA's matmul.
+SHAPES_OF_BLAS: list[Shape] = [
+    ("gather_rows", (512, 256, 1024), 2, "native"),
+    ("gather_rows", (511, 256, 1024), 2, "two-step"),
+    ("gather_rows", (512, 255, 1024), 2, "two-step"),
+    ("gather_inner", (512, 1024, 1024), 2, "two-step"),
+    ("scatter_rows", (512, 1024, 256), 3, "native"),
+    ("scatter_rows", (511, 1024, 256), 3, "two-step"),
+    ("scatter_rows", (512, 1024, 255), 3, "two-step"),
+    ("scatter_columns", (512, 1024, 256), 3, "two-step"),
+]
+
+
+def path_of(kind: str, shape: tuple[int, int, int], ranks: int, dtype: Any = np.float32) -> str:
+    """Returns the path that blocks of such a shape take."""
     rows, inner, columns = shape
     x = (ranks, rows * (ranks if kind == "scatter_rows" else 1), inner)
     w = inner * (ranks if kind == "gather_inner" else 1)
     w = (ranks, w, columns * (ranks if kind == "scatter_columns" else 1))
-    operands = [jax.ShapeDtypeStruct(of, np.float32) for of in (x, w)]
+    operands = [jax.ShapeDtypeStruct(of, dtype) for of in (x, w)]
     f = mapped(lambda x, w: function(kind)(x, w, "x"), mesh(ranks))
     (row,) = jaxcoll.explain(f, *operands).rows
-    assert row.path == path
+    return row.path
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the machine be one of so many cores, whose BLAS is not behind XLA's matmul."""
+    if not auto_is_native():
+        pytest.skip("auto is lax here")
+
+    def be(keeps_up: bool, cores: int = 2) -> None:
+        monkeypatch.setattr(_blas, "is_behind", lambda sets: None)
+        monkeypatch.setattr(_blas, "keeps_up", lambda sets: keeps_up)
+        monkeypatch.setattr(_matmul, "num_cpus", lambda: cores)
+
+    return be
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("keeps_up", "kind", "shape", "ranks", "path"),
+    [(False, *shape) for shape in SHAPES] + [(True, *shape) for shape in SHAPES_OF_BLAS],
+)
+def test_shapes_take_what_is_faster(
+    keeps_up: bool, kind: str, shape: tuple[int, int, int], ranks: int, path: str,
+    machine: Callable[..., None],
+):  # fmt: skip
+    machine(keeps_up)
+    assert path_of(kind, shape, ranks) == path
+
+
+@needs_native
+def test_a_blas_that_keeps_up_is_not_taken_for_all(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
+    shape: tuple[str, tuple[int, int, int], int] = ("gather_rows", (512, 1024, 1024), 2)
+    machine(keeps_up=True)
+    assert path_of(*shape) == path_of(*shape, np.float64) == "native"
+    assert path_of(*shape, jnp.bfloat16) == "two-step"
+    machine(keeps_up=True, cores=3)
+    assert path_of(*shape) == "two-step"  # which takes all cores
+    # What was measured on the machine counts for more.
+    machine(keeps_up=True)
+    monkeypatch.setenv("JAXCOLL_CROSSOVERS", str(tmp_path / "crossovers.json"))
+    _crossovers._measured.cache_clear()
+    try:
+        for products, path in ((4 * 512**3 - 1, "two-step"), (4 * 512**3, "native")):
+            found = {"all_gather_matmul": products}
+            _crossovers.write_matmuls(found, 2, "one process", 1 << 40)
+            assert path_of(*shape) == path
+    finally:
+        _crossovers._measured.cache_clear()
 
 
 @needs_native
@@ -166,9 +227,10 @@ def test_shapes_take_what_is_faster(
         (jnp.float32, jnp.bfloat16, 65, "native"),  # multiplied in float32 by both
     ],
 )
-def test_half_precision_is_left_to_xla_sooner(of_x: Any, of_w: Any, rows: int, path: str):
-    if not auto_is_native() or _native.matmul_is_behind():
-        pytest.skip("auto is lax, or this BLAS is behind XLA's matmul on this processor")
+def test_half_precision_is_left_to_xla_sooner(
+    of_x: Any, of_w: Any, rows: int, path: str, machine: Callable[..., None]
+):
+    machine(keeps_up=False)
     call = ft.partial(jaxcoll.all_gather_matmul, preferred_element_type=np.float32)
     f = mapped(lambda x, w: call(x, w, "x"), mesh(2))
     x = jax.ShapeDtypeStruct((2, rows, 64), of_x)
@@ -178,13 +240,9 @@ def test_half_precision_is_left_to_xla_sooner(of_x: Any, of_w: Any, rows: int, p
 
 
 @needs_native
-def test_large_blocks_where_cores_are_left_over(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_matmul, "num_cpus", lambda: 3)
-    f = mapped(lambda x, w: jaxcoll.all_gather_matmul(x, w, "x"), mesh(2))
-    x = jax.ShapeDtypeStruct((2, 2048, 1024), np.float32)
-    w = jax.ShapeDtypeStruct((2, 1024, 1024), np.float32)
-    (row,) = jaxcoll.explain(f, x, w).rows
-    assert row.path == ("two-step" if auto_is_native() else "lax")
+def test_large_blocks_where_cores_are_left_over(machine: Callable[..., None]):
+    machine(keeps_up=False, cores=3)
+    assert path_of("gather_rows", (2048, 1024, 1024), 2) == "two-step"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,6 +362,48 @@ def test_a_blas_with_older_kernels_than_the_processor(monkeypatch: pytest.Monkey
     ):
         monkeypatch.setattr(_blas, "kernels", lambda kernels=kernels: kernels)
         assert (_blas.is_behind(sets) is not None) is is_behind, (kernels, sets)
+
+
+def test_a_blas_as_fast_as_xlas_matmul(monkeypatch: pytest.MonkeyPatch):
+    for kernels, sets, keeps_up in (
+        ("Haswell", ["baseline", "avx2"], True),
+        ("Zen", ["baseline", "avx2"], True),
+        ("Haswell", ["baseline", "avx2", "avx512"], False),
+        ("SkylakeX", ["baseline", "avx2", "avx512"], False),
+        ("Nehalem", ["baseline", "avx2"], False),
+        ("Nehalem", ["baseline"], False),
+        (None, ["baseline", "avx2"], False),
+        ("Haswell", [], False),  # without the extension
+    ):
+        monkeypatch.setattr(_blas, "kernels", lambda kernels=kernels: kernels)
+        assert _blas.keeps_up(sets) is keeps_up, (kernels, sets)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags", "converts"),
+    [
+        ("bfloat16", {"sse2", "avx2"}, True),
+        ("bfloat16", {"sse2", "avx512_bf16"}, False),
+        ("bfloat16", {"sse2", "avx512_fp16"}, True),
+        ("float16", {"sse2", "avx512_fp16"}, False),
+        ("float16", {"sse2", "avx512_bf16"}, True),
+        ("float32", {"sse2"}, False),
+        ("bfloat16", set(), False),  # not known
+    ],
+)
+def test_where_the_processor_multiplies_in_float32(
+    dtype: str, flags: set[str], converts: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if platform.machine() == "x86_64":
+        assert "sse2" in _cpu.flags()
+    monkeypatch.setattr(_cpu, "flags", lambda: flags)
+    assert _cpu.converts(dtype) is converts
+    # XLA's products that are wider than their factors are slow where it converts these.
+    x, w = (jax.ShapeDtypeStruct((2, 2), dtype) for _ in range(2))
+    traced = jax.make_jaxpr(lambda x, w: _matmul.multiply(x, w))(x, w)
+    (product,) = (e for e in traced.eqns if "dot_general" in str(e))
+    assert product.invars[0].aval.dtype == (np.float32 if converts else jnp.dtype(dtype))
+    assert product.outvars[0].aval.dtype == np.float32
 
 
 @needs_native

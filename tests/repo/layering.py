@@ -18,7 +18,7 @@ PYTHON_LAYERS = (
     {
         *("_types", "_errors", "_lazy", "_compat", "_config", "_decisions", "_crossovers"),
         *("_clusters", "_addresses", "_mpi_library", "_compiled", "_blas", "_steps", "_cuda"),
-        *("_nccl_types", "_host", "_limits", "_environment", "_coordination"),
+        *("_nccl_types", "_host", "_limits", "_environment", "_coordination", "_cpu"),
     },
     {
         *("_native", "_processes", "_segments", "_board", "_door", "_engine", "_hosts", "_job"),
