@@ -13,14 +13,11 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from jaxcoll._config import logger
 
 COPIES = ("all_gather", "all_to_all", "broadcast", "ppermute")
-
-T = TypeVar("T")
-D = TypeVar("D")
 MATMULS = ("all_gather_matmul", "matmul_reduce_scatter")
 Within = Literal["one process", "several processes"]  # the ranks of a group
 
@@ -54,9 +51,9 @@ _DEFAULT_W = {"one process": 1 << 18, "several processes": 1 << 17}
 def lax_from_bytes(op: str, ranks: int) -> int | None:
     """Returns the size from which on lax is faster, or None where it is not."""
     measured = _measured()
-    if measured is None:
-        return _DEFAULTS.get(op)
-    return _of_ranks(measured.lax_from_bytes.get(op, {}), ranks, _DEFAULTS.get(op))
+    by_ranks = {} if measured is None else measured.lax_from_bytes.get(op, {})
+    group = _nearest(by_ranks, ranks)
+    return _DEFAULTS.get(op) if group is None else by_ranks[group]
 
 
 def one_call_to_products(op: str, ranks: int, within: Within) -> int:
@@ -67,32 +64,40 @@ def one_call_to_products(op: str, ranks: int, within: Within) -> int:
         ranks: of a group.
         within: where they are.
     """
-    found = measured_to_products(op, ranks, within)
-    return _DEFAULT_PRODUCTS[within] if found is None else found
+    by_ranks = _measured_matmuls(op, within)
+    group = _nearest(by_ranks, ranks)
+    return _DEFAULT_PRODUCTS[within] if group is None else by_ranks[group]
 
 
-def measured_to_products(op: str, ranks: int, within: Within) -> int | None:
-    """Returns the same, or None where it was not measured."""
-    measured = _measured()
-    if measured is None:
-        return None
-    return _of_ranks(measured.one_call_to_products.get(within, {}).get(op, {}), ranks, None)
+def measured_side(op: str, ranks: int, within: Within) -> int | None:
+    """Returns up to which square blocks one call was measured to be the fastest; None: it wasn't.
+
+    Args:
+        op: which.
+        ranks: of a group.
+        within: where they are.
+    """
+    by_ranks = _measured_matmuls(op, within)
+    group = _nearest(by_ranks, ranks)
+    return None if group is None else round((by_ranks[group] / group**2) ** (1 / 3))
 
 
 def one_call_to_w(op: str, ranks: int, within: Within) -> int:
     """Returns up to how many elements of a rank's w one native call is the fastest.
 
-    Measured blocks are square: what one call served then, it serves beside other x as well.
+    What one call served best beside a square x, it serves beside others as well.
     """
-    side_cubed = one_call_to_products(op, ranks, within) / ranks**2
-    return max(_DEFAULT_W[within], round(side_cubed ** (2 / 3)))
+    return max(_DEFAULT_W[within], (measured_side(op, ranks, within) or 0) ** 2)
 
 
-def _of_ranks(by_ranks: Mapping[int, T], ranks: int, default: D) -> T | D:
-    """Returns what was measured of a group, or of the next larger one, nearer to the limits."""
-    if ranks in by_ranks:
-        return by_ranks[ranks]
-    return next((by_ranks[r] for r in sorted(by_ranks) if r > ranks), default)
+def _measured_matmuls(op: str, within: Within) -> Mapping[int, int]:
+    measured = _measured()
+    return {} if measured is None else measured.one_call_to_products.get(within, {}).get(op, {})
+
+
+def _nearest(by_ranks: Mapping[int, object], ranks: int) -> int | None:
+    """Returns the group that was measured, or the next larger one, nearer to the limits."""
+    return next((group for group in sorted(by_ranks) if group >= ranks), None)
 
 
 def fingerprint() -> str:

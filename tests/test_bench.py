@@ -231,6 +231,8 @@ def test_auto_takes_the_way_that_was_measured(file: pathlib.Path):
     assert _crossovers.one_call_to_w("all_gather_matmul", 4, "one process") == 1 << 18
     _crossovers.write_matmuls({"matmul_reduce_scatter": 4 * 1024**3}, 2, "one process", 1 << 40)
     assert _crossovers.one_call_to_w("matmul_reduce_scatter", 2, "one process") == 1024**2
+    _crossovers.write_matmuls({"matmul_reduce_scatter": 64 * 1024**3}, 8, "one process", 1 << 40)
+    assert _crossovers.one_call_to_w("matmul_reduce_scatter", 4, "one process") == 1024**2
     # All that was measured was best in one call: of more, what is known stays.
     most = products - 1
     _crossovers.write_matmuls({"all_gather_matmul": 1000}, 2, "one process", 1000)

@@ -385,8 +385,8 @@ def _suits_the_blas(
     primitive: Primitive, of_x: Any, of_w: Any, p: int, within: Within, is_half: bool
 ) -> bool:
     """Tells whether blocks are large enough for a BLAS that is as fast as XLA's matmul."""
-    measured = _crossovers.measured_to_products(primitive.name, p, within)
-    if measured is not None and measured < p**2 * _BLAS_ROWS**3:
+    measured = _crossovers.measured_side(primitive.name, p, within)
+    if measured is not None and measured < _BLAS_ROWS:
         return False  # here it is not
     if of_x.shape[1] < _BLAS_ROWS * (1 if primitive is gather_p else p):
         return False

@@ -209,9 +209,9 @@ def test_a_blas_that_keeps_up_is_not_taken_for_all(
     monkeypatch.setenv("JAXCOLL_CROSSOVERS", str(tmp_path / "crossovers.json"))
     _crossovers._measured.cache_clear()
     try:
-        for products, path in ((4 * 512**3 - 1, "two-step"), (4 * 512**3, "native")):
-            found = {"all_gather_matmul": products}
-            _crossovers.write_matmuls(found, 2, "one process", 1 << 40)
+        for side, path in ((511, "two-step"), (512, "native")):
+            found = {"all_gather_matmul": 4**2 * side**3}
+            _crossovers.write_matmuls(found, 4, "one process", 1 << 40)  # and for less ranks
             assert path_of(*shape) == path
     finally:
         _crossovers._measured.cache_clear()
