@@ -70,7 +70,7 @@ def one_call_to_products(op: str, ranks: int, within: Within) -> int:
 
 
 def measured_side(op: str, ranks: int, within: Within) -> int | None:
-    """Returns up to which square blocks one call was measured to be the fastest; None: it wasn't.
+    """Returns up to which square blocks one call was measured to be the fastest; None if not.
 
     Args:
         op: which.
@@ -82,12 +82,17 @@ def measured_side(op: str, ranks: int, within: Within) -> int | None:
     return None if group is None else round((by_ranks[group] / group**2) ** (1 / 3))
 
 
-def one_call_to_w(op: str, ranks: int, within: Within) -> int:
+def one_call_to_w(op: str, ranks: int, within: Within, rows: int) -> int:
     """Returns up to how many elements of a rank's w one native call is the fastest.
 
-    What one call served best beside a square x, it serves beside others as well.
+    Args:
+        op: which.
+        ranks: of a group.
+        within: where they are.
+        rows: of a block. With as many as the squares that were measured, a w as large as theirs.
     """
-    return max(_DEFAULT_W[within], (measured_side(op, ranks, within) or 0) ** 2)
+    side = measured_side(op, ranks, within) or 0
+    return max(_DEFAULT_W[within], side**2 if rows >= side else 0)
 
 
 def _measured_matmuls(op: str, within: Within) -> Mapping[int, int]:

@@ -228,11 +228,13 @@ def test_auto_takes_the_way_that_was_measured(file: pathlib.Path):
     assert _crossovers.one_call_to_products("all_gather_matmul", 4, "one process") == 1 << 23
     assert _crossovers.lax_from_bytes("all_gather", 2) == 2000
     # Beside a w of as many elements as the largest of the square blocks that one call served.
-    assert _crossovers.one_call_to_w("all_gather_matmul", 4, "one process") == 1 << 18
+    assert _crossovers.one_call_to_w("all_gather_matmul", 4, "one process", 4096) == 1 << 18
     _crossovers.write_matmuls({"matmul_reduce_scatter": 4 * 1024**3}, 2, "one process", 1 << 40)
-    assert _crossovers.one_call_to_w("matmul_reduce_scatter", 2, "one process") == 1024**2
+    of = ("matmul_reduce_scatter", 2, "one process")
+    assert _crossovers.one_call_to_w(*of, 1024) == 1024**2
+    assert _crossovers.one_call_to_w(*of, 1023) == 1 << 18
     _crossovers.write_matmuls({"matmul_reduce_scatter": 64 * 1024**3}, 8, "one process", 1 << 40)
-    assert _crossovers.one_call_to_w("matmul_reduce_scatter", 4, "one process") == 1024**2
+    assert _crossovers.one_call_to_w("matmul_reduce_scatter", 4, "one process", 1024) == 1024**2
     # All that was measured was best in one call: of more, what is known stays.
     most = products - 1
     _crossovers.write_matmuls({"all_gather_matmul": 1000}, 2, "one process", 1000)

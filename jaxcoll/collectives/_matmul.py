@@ -121,7 +121,7 @@ def multiply(x: Any, w: Any) -> Any:
     dtype = wide(x, w)
     # A cotangent beside an operand of half precision; or XLA converts them, too, but of products
     # that are wider than their factors slowly: in 1.2 to 1.7 times the time.
-    if x.dtype != w.dtype or (jax.default_backend() == "cpu" and _cpu.converts(x.dtype.name)):
+    if x.dtype != w.dtype or (_cpu.converts(x.dtype.name) and jax.default_backend() == "cpu"):
         x, w = x.astype(dtype), w.astype(dtype)
     return jnp.matmul(x, w, preferred_element_type=dtype)
 
@@ -377,8 +377,13 @@ def _slower(
     if gathers_rows and not across and _has_large_blocks(of_x, of_w) and _are_all_busy(groups):
         return None
     most = _crossovers.one_call_to_products(primitive.name, p, within)
-    largest_w = _crossovers.one_call_to_w(primitive.name, p, within)
+    rows = _block_rows(primitive, of_x, p)
+    largest_w = _crossovers.one_call_to_w(primitive.name, p, within, rows)
     return better if p * of_rank > most or of_w.size > largest_w else None
+
+
+def _block_rows(primitive: Primitive, of_x: Any, p: int) -> int:
+    return of_x.shape[1] // (1 if primitive is gather_p else p)
 
 
 def _suits_the_blas(
@@ -388,7 +393,7 @@ def _suits_the_blas(
     measured = _crossovers.measured_side(primitive.name, p, within)
     if measured is not None and measured < _BLAS_ROWS:
         return False  # here it is not
-    if of_x.shape[1] < _BLAS_ROWS * (1 if primitive is gather_p else p):
+    if _block_rows(primitive, of_x, p) < _BLAS_ROWS:
         return False
     if within == "one process" and (is_half or min(of_w.shape) < _BLAS_SIDES):
         return False
