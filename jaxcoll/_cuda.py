@@ -382,6 +382,7 @@ def _exchange(
 
 
 _GAVE_UP = "gave up: "
+_ROUNDS = 16  # as csrc/cuda/rounds.h has it: kMost
 # What the end of a probe takes that its limit has ended.
 _PROBE_S = 5.0
 
@@ -398,7 +399,7 @@ def exchange(
     Args:
         devices: global ids, in rank order.
         generation: how often communicators were made anew.
-        number: of the round, from 0.
+        number: of the round; those that belong together from a multiple of 16 on.
         rows: of one size, for each device; filled in where it is another process's.
     """
     client = _compat.distributed_client()
@@ -430,9 +431,9 @@ def exchange(
 def _limit_s(number: int) -> float:
     """Returns how long a process waits for the others in a round."""
     limits = [config.timeout_s]
-    if number == 0:  # they may still compile the program
+    if number % _ROUNDS == 0:  # they may still compile the program
         limits.append(config.compile_timeout_s)
-    elif number > 1 and config.timeout_s is not None:  # or wait so long for a probe
+    elif number % _ROUNDS > 1 and config.timeout_s is not None:  # or wait so long for a probe
         limits.append(config.timeout_s + _PROBE_S)
     return max(_DAY_S if limit is None else limit for limit in limits)
 
@@ -450,7 +451,7 @@ def _ask(
         except jax.errors.JaxRuntimeError as error:
             has_not = (
                 "has not gone on to make its communicators"
-                if number
+                if number % _ROUNDS
                 else "has not begun a program with a collective over them"
             )
             return said, f"process {process} {has_not} within {limit_s:g} s ({error})"

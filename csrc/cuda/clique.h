@@ -20,10 +20,13 @@
 #include <vector>              // std::vector
 
 #include "core/status.h"
+#include "cuda/block_seat.h"
+#include "cuda/block_windows.h"
 #include "cuda/call_watch.h"
 #include "cuda/communicator.h"
 #include "cuda/failing.h"
 #include "cuda/libraries.h"
+#include "cuda/local_meeting.h"
 #include "cuda/peer_memory.h"
 #include "cuda/recording.h"
 #include "cuda/rounds.h"
@@ -93,6 +96,12 @@ class Clique : public std::enable_shared_from_this<Clique> {
   /// still under way could wait for a kernel that CUDA holds back while NCCL allocates.
   Status Join(int ordinal, Stream stream, const Limits& limits);
 
+  /// Of a device that has joined: slots for so many bytes, the same ones for each call that asks
+  /// for as many; null where blocks have to go by NCCL. The first time this waits for the other
+  /// local devices and `stream`, as Join does, and for the other processes.
+  Status OpenBlocks(int ordinal, Stream stream, std::size_t bytes, const Limits& limits,
+                    BlockSeat*& blocks);
+
   /// The seat of a local device that has joined.
   [[nodiscard]] Seat& SeatOf(int ordinal) const;
 
@@ -102,9 +111,10 @@ class Clique : public std::enable_shared_from_this<Clique> {
   [[nodiscard]] std::int64_t Execution(std::int64_t occurrence) const;
   [[nodiscard]] std::uint64_t group_id() const { return group_id_; }
 
-  /// Puts `enqueue` (Seat& -> Status) on the stream of a device that has joined, watched.
+  /// Puts `enqueue` (Seat& -> Status) on the stream of a device that has joined, watched and, where
+  /// `is_checked`, followed by what makes the device fail if the group has (cuda/failing.h).
   template <typename Enqueue>
-  Status Run(int ordinal, Stream stream, std::uint64_t site, bool is_first,
+  Status Run(int ordinal, Stream stream, std::uint64_t site, bool is_first, bool is_checked,
              const RecordedCall& recorded, const Enqueue& enqueue) {
     Seat& seat = SeatOf(ordinal);
     const std::lock_guard<std::mutex> lock(seat.mutex);
@@ -116,7 +126,7 @@ class Clique : public std::enable_shared_from_this<Clique> {
     const std::size_t slot = seat.watch.Begin(libraries(), stream, site, is_first, recorded);
     status = enqueue(seat);
     seat.watch.End(libraries(), stream, slot);
-    if (status.ok()) {
+    if (status.ok() && is_checked) {
       status = seat.check.Enqueue(libraries(), flag_, stream);
     }
     if (!status.ok()) {
@@ -165,7 +175,19 @@ class Clique : public std::enable_shared_from_this<Clique> {
   enum class State : std::uint8_t { kWaiting, kConnecting, kReady, kFailed };
 
   [[nodiscard]] const Libraries& libraries() const { return *surroundings_.libraries; }
+  struct Blocks {
+    explicit Blocks(const std::set<int>& ordinals) : meeting(ordinals) {}
+
+    LocalMeeting meeting;
+    std::mutex mutex;  // guards the following
+    bool is_made = false;
+    BlockWindows windows;
+  };
+
   Status Connect(std::int64_t timeout_ns);
+  [[nodiscard]] std::vector<LocalRank> LocalRanks() const;
+  Blocks& BlocksOf(std::size_t window_bytes);
+  Status MakeBlocks(Blocks& blocks, std::size_t window_bytes);
   Status ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeout_ns);
   [[nodiscard]] PeerMemory::Plan PeerPlan(std::int64_t timeout_ns) const;
   void GiveUp();
@@ -191,6 +213,9 @@ class Clique : public std::enable_shared_from_this<Clique> {
   std::vector<std::unique_ptr<Seat>> seats_;  // by ordinal
   FailureFlag flag_;
   PeerMemory peers_;
+
+  std::mutex blocks_mutex_;                                // guards the following
+  std::map<std::size_t, std::unique_ptr<Blocks>> blocks_;  // by the bytes of a window
 
   std::atomic<State> state_{State::kWaiting};
   std::atomic<std::size_t> num_ended_{0};  // seats

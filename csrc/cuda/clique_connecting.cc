@@ -1,11 +1,13 @@
 // How the communicators of a group are made, and its peer memory; the rest of a clique is in
 // clique.cc.
 #include <algorithm>           // std::any_of
+#include <bit>                 // std::bit_width
 #include <chrono>              // std::chrono
 #include <condition_variable>  // std::condition_variable
 #include <memory>              // std::make_shared
 #include <mutex>               // std::lock_guard, std::mutex, std::unique_lock
 #include <optional>            // std::optional
+#include <set>                 // std::set
 #include <thread>              // std::this_thread
 #include <utility>             // std::move
 #include <vector>              // std::vector
@@ -75,16 +77,21 @@ Status Clique::ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeo
 }
 
 PeerMemory::Plan Clique::PeerPlan(std::int64_t timeout_ns) const {
-  PeerMemory::Plan plan{.image = surroundings_.peer_image,
-                        .host = surroundings_.host,
-                        .local = {},
-                        .ended = flag_.ended(),
-                        .timeout_ns = timeout_ns};
+  return {.image = surroundings_.peer_image,
+          .host = surroundings_.host,
+          .local = LocalRanks(),
+          .ended = flag_.ended(),
+          .raised = surroundings_.traps ? flag_.word() : nullptr,
+          .timeout_ns = timeout_ns};
+}
+
+std::vector<LocalRank> Clique::LocalRanks() const {
+  std::vector<LocalRank> local;
+  local.reserve(seats_.size());
   for (const auto& seat : seats_) {
-    plan.local.push_back(
-        {.rank = seat->rank, .ordinal = seat->ordinal, .stream = seat->side_stream});
+    local.push_back({.rank = seat->rank, .ordinal = seat->ordinal, .stream = seat->side_stream});
   }
-  return plan;
+  return local;
 }
 
 Status Clique::MakeTools() {
@@ -269,6 +276,95 @@ Status Clique::WarmUp() const {
     }
   }
   return {};
+}
+
+// ---- Windows for blocks -------------------------------------------------------------------------
+
+Status Clique::OpenBlocks(int ordinal, Stream stream, std::size_t bytes, const Limits& limits,
+                          BlockSeat*& blocks) {
+  blocks = nullptr;
+  const std::size_t window_bytes = BlockWindowBytes(bytes);
+  if (SeatOf(ordinal).peers == nullptr || window_bytes > kMostBlockBytes) {
+    return {};  // which is the same on all ranks
+  }
+  Blocks& of = BlocksOf(window_bytes);
+  if (!of.meeting.is_done()) {
+    if (const int error = libraries().runtime.stream_synchronize(stream); error != kCudaSuccess) {
+      return libraries().OfRuntime("cudaStreamSynchronize", error);
+    }
+    Status status = of.meeting.Arrive(
+        ordinal, {},
+        {.timeout_ns = limits.first_timeout_ns,
+         .interruption = [this] { return Failure(); },
+         .late =
+             [&](const std::set<int>& missing) {
+               std::vector<std::int64_t> ids;
+               for (const int other : missing) {
+                 ids.push_back(devices_[SeatOf(other).rank]);
+               }
+               return DeadlineExceeded("devices " + Listed(devices_) + ": waited " +
+                                       SecondsText(limits.first_timeout_ns) + " for devices " +
+                                       Listed(ids) +
+                                       ", which have not begun a program with a collective matmul");
+             }});
+    if (!status.ok()) {
+      return status;
+    }
+  }
+  const std::lock_guard<std::mutex> lock(of.mutex);
+  Status status = Failure();
+  if (status.ok() && !of.is_made) {
+    of.is_made = true;
+    if (status = MakeBlocks(of, window_bytes); !status.ok()) {
+      Fail(status);
+      return Failure();
+    }
+  }
+  for (std::size_t i = 0; i < seats_.size() && status.ok(); ++i) {
+    if (seats_[i]->ordinal == ordinal) {
+      blocks = of.windows.seat(i);
+    }
+  }
+  return status;
+}
+
+Clique::Blocks& Clique::BlocksOf(std::size_t window_bytes) {
+  const std::lock_guard<std::mutex> lock(blocks_mutex_);
+  std::unique_ptr<Blocks>& blocks = blocks_[window_bytes];
+  if (blocks == nullptr) {
+    std::set<int> ordinals;
+    for (const auto& seat : seats_) {
+      ordinals.insert(seat->ordinal);
+    }
+    blocks = std::make_unique<Blocks>(ordinals);
+  }
+  return *blocks;
+}
+
+Status Clique::MakeBlocks(Blocks& blocks, std::size_t window_bytes) {
+  // By the size, so that processes that come to several in different orders get on.
+  Rounds rounds(surroundings_.exchange, devices_, generation_, seats_.size(),
+                Rounds::kMost * std::bit_width(window_bytes));
+  std::vector<PeerSignals> signals;
+  signals.reserve(seats_.size());
+  for (const auto& seat : seats_) {
+    signals.push_back(seat->peers->signals());
+  }
+  int before = 0;
+  if (const int error = libraries().runtime.get_device(&before); error != kCudaSuccess) {
+    return libraries().OfRuntime("cudaGetDevice", error);
+  }
+  Status status = blocks.windows.Make(libraries(), window_bytes, LocalRanks(), signals, rounds);
+  libraries().runtime.get_last_error();  // what failed is known; NCCL is not to take it for its own
+  if (const int error = libraries().runtime.set_device(before);
+      error != kCudaSuccess && status.ok()) {
+    status = libraries().OfRuntime("cudaSetDevice", error);
+  }
+  if (status.ok() && !blocks.windows.problem().empty() && surroundings_.notice != nullptr) {
+    surroundings_.notice("blocks of collective matmuls of devices " + Listed(devices_) +
+                         " go by NCCL: " + blocks.windows.problem());
+  }
+  return status;
 }
 
 }  // namespace jaxcoll::cuda

@@ -35,7 +35,7 @@ Status Receive(const Libraries& libraries, const Seat& seat, Stream stream, void
 Status AllReduce::Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
                           std::span<const void* const> operands,
                           std::span<void* const> results) const {
-  if (is_small_sum_ && seat.peers != nullptr) {
+  if (IsOverPeers(seat)) {
     return SumOverPeers(libraries, seat, stream, operands, results);
   }
   return seat.comm.InGroup(libraries, [&] {

@@ -36,11 +36,15 @@ class AllReduce final : public Operation {
   [[nodiscard]] std::size_t num_results() const override { return leaves_.size(); }
   [[nodiscard]] std::size_t operand_bytes(std::size_t i) const override { return leaves_[i].bytes; }
   [[nodiscard]] std::size_t result_bytes(std::size_t i) const override { return leaves_[i].bytes; }
+  [[nodiscard]] bool traps(const Seat& seat) const override { return IsOverPeers(seat); }
   Status Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
                  std::span<const void* const> operands,
                  std::span<void* const> results) const override;
 
  private:
+  [[nodiscard]] bool IsOverPeers(const Seat& seat) const {
+    return is_small_sum_ && seat.peers != nullptr;
+  }
   Status SumOverPeers(const Libraries& libraries, const Seat& seat, Stream stream,
                       std::span<const void* const> operands, std::span<void* const> results) const;
 

@@ -4,7 +4,7 @@
 // the program would go on with garbage. So a kernel of one thread follows each call, which does
 // nothing while the group is well, and else makes the device fail: then all that waits for the
 // program gets an error. It takes the device's state with it, so the process can't use its GPUs any
-// more.
+// more. Kernels of ours that sum over peer memory do so themselves, where they wait in vain.
 #pragma once
 
 #include <atomic>   // std::atomic_ref

@@ -23,8 +23,18 @@ class Operation {
   [[nodiscard]] virtual std::size_t operand_bytes(std::size_t i) const = 0;
   [[nodiscard]] virtual std::size_t result_bytes(std::size_t i) const = 0;
 
-  /// Once for each device, before it runs; the device is the current one.
-  virtual Status Prepare(const Libraries& /*libraries*/, const Seat& /*seat*/) { return {}; }
+  /// Of slots that neighbours fill over peer memory (cuda/block_window.h), where that can be.
+  [[nodiscard]] virtual std::size_t peer_slot_bytes() const { return 0; }
+
+  /// Once for each device, before it runs; the device is the current one. `blocks` has the slots;
+  /// null: there are none.
+  virtual Status Prepare(const Libraries& /*libraries*/, const Seat& /*seat*/,
+                         BlockSeat* /*blocks*/) {
+    return {};
+  }
+
+  /// Whether its own kernels make the device fail where they have waited in vain (cuda/failing.h).
+  [[nodiscard]] virtual bool traps(const Seat& /*seat*/) const { return false; }
 
   /// Puts the call on a stream. Never waits for the device.
   virtual Status Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,

@@ -40,6 +40,8 @@ struct PeerCall {
   std::uint32_t number;             ///< of the group's calls, the same on all ranks, from 1
   std::uint32_t is_aligned;         ///< operand and result by 16 bytes
   const std::uint32_t* has_failed;  ///< not 0: the group has failed, nobody is to be awaited
+  /// Not 0: whoever has waited in vain makes the device fail (cuda/failing.h); null: nobody does.
+  const std::uint32_t* raised;
   PeerWindow* windows[kMostPeers];  ///< of all ranks, as this one has mapped them
 };
 
@@ -49,11 +51,6 @@ enum class PeerStage : std::uint32_t { kCopied = 0, kSummed = 1 };
 /// What a flag says at a stage of a call, or more at a later one.
 constexpr std::uint32_t PeerFlag(std::uint32_t number, PeerStage stage) {
   return 2 * number + static_cast<std::uint32_t>(stage);
-}
-
-/// Whether a flag says that much, also where it has started anew.
-constexpr bool HasReached(std::uint32_t flag, std::uint32_t awaited) {
-  return flag - awaited < std::uint32_t{1} << 31;
 }
 
 /// Enough for the bytes at 16 for each thread, the same on all ranks.

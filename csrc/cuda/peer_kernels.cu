@@ -1,6 +1,7 @@
-// cuda/peer_kernels.cu: the kernels that sum over peer memory. Compiled where nvcc is, into an
+// cuda/peer_kernels.cu: the kernels that sum over peer memory, and those that say or await flags. Compiled where nvcc is, into an
 // image that libjaxcoll_cuda.so carries; cuda/peer_image.h.
 #include "cuda/peer_call.h"
+#include "cuda/peer_flags.h"
 #include "cuda/peer_sum.h"
 
 namespace {
@@ -35,6 +36,7 @@ class DeviceTeam {
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(&word) : "memory");
     return value;
   }
+  JAXCOLL_ON_DEVICE void Trap() const { asm volatile("trap;"); }
 };
 
 }  // namespace
@@ -58,3 +60,10 @@ JAXCOLL_PEER_SUM(f16, F16Element)
 JAXCOLL_PEER_SUM(bf16, BF16Element)
 JAXCOLL_PEER_SUM(f32, PlainElement<float>)
 JAXCOLL_PEER_SUM(f64, PlainElement<double>)
+
+extern "C" __global__ void jaxcoll_say(const __grid_constant__ PeerSignal signal) {
+  SayFlags(signal, DeviceTeam());
+}
+extern "C" __global__ void jaxcoll_await(const __grid_constant__ PeerSignal signal) {
+  AwaitFlags(signal, DeviceTeam());
+}

@@ -15,17 +15,6 @@ struct Answer {
   PeerText problem{};
 };
 
-/// By rank, or nothing.
-template <typename Row>
-std::string FirstProblem(const std::vector<Row>& rows) {
-  for (const Row& row : rows) {
-    if (row.problem.front() != '\0') {
-      return row.problem.data();
-    }
-  }
-  return "";
-}
-
 /// Tells all processes how far this one has come; `problem` is the first one's by rank then.
 Status Agree(Rounds& rounds, const std::vector<LocalRank>& local, std::vector<Answer>& answers,
              std::string& problem) {
@@ -78,16 +67,10 @@ Status PeerMemory::Offer(const Libraries& libraries, const Plan& plan, Rounds& r
   for (const LocalRank& rank : plan.local) {
     PeerOffer& offer = offers_[rank.rank];
     offer.host = plan.host;
-    Status status;
     if (problem_.empty()) {
-      status = windows_.Make(libraries, rank, rounds.is_needed());
-    }
-    if (problem_.empty() && status.ok() && rounds.is_needed()) {
-      status = windows_.Describe(libraries, rank, offer);
-    }
-    const std::string& problem = problem_.empty() ? status.message : problem_;
-    if (!problem.empty()) {
-      offer.problem = ToPeerText("rank " + std::to_string(rank.rank) + ": " + problem);
+      windows_.Offer(libraries, rank, sizeof(PeerWindow), rounds.is_needed(), offer);
+    } else {
+      offer.problem = ToPeerText("rank " + std::to_string(rank.rank) + ": " + problem_);
     }
   }
   if (Status status = rounds.Share(offers_); !status.ok()) {
@@ -131,7 +114,7 @@ Status PeerMemory::Connect(const Libraries& libraries, const Plan& plan, Rounds&
                     " (JAXCOLL_CUDA_PEERS=0 does without peer memory)");
   }
   for (const auto& seat : seats_) {
-    seat->EndAt(plan.ended);
+    seat->EndAt(plan.ended, plan.raised);
   }
   is_usable_ = true;
   return {};
@@ -140,7 +123,7 @@ Status PeerMemory::Connect(const Libraries& libraries, const Plan& plan, Rounds&
 Status PeerMemory::MakeSeats(const Libraries& libraries, const Plan& plan) {
   for (const LocalRank& rank : plan.local) {
     PeerSeat& seat = *seats_.emplace_back(std::make_unique<PeerSeat>());
-    std::array<PeerWindow*, kMostPeers> windows{};
+    std::array<std::byte*, kMostPeers> windows{};
     Status status = windows_.Map(libraries, rank, offers_, windows);
     if (status.ok()) {
       status = seat.Create(libraries, plan.image, rank.rank, offers_.size(), windows);

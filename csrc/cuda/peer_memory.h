@@ -26,8 +26,9 @@ class PeerMemory {
     const void* image = nullptr;  ///< of the kernels; null: there are none
     std::uint64_t host = 0;       ///< see PeerOffer
     std::vector<LocalRank> local;
-    const std::uint32_t* ended = nullptr;  ///< not 0: nobody is to be awaited any more
-    std::int64_t timeout_ns = -1;          ///< of the probe; < 0: none
+    const std::uint32_t* ended = nullptr;   ///< not 0: nobody is to be awaited any more
+    const std::uint32_t* raised = nullptr;  ///< see PeerSeat::EndAt
+    std::int64_t timeout_ns = -1;           ///< of the probe; < 0: none
   };
 
   /// Why a group of so many ranks, of which these local devices are some, can't do it as far as

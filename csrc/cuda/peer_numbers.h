@@ -4,11 +4,7 @@
 #include <cstdint>  // std::int32_t, std::uint16_t, std::uint32_t
 #include <cstring>  // std::memcpy
 
-#ifdef __CUDACC__
-#define JAXCOLL_ON_DEVICE __device__ __forceinline__
-#else
-#define JAXCOLL_ON_DEVICE inline
-#endif
+#include "cuda/peer_flags.h"
 
 namespace jaxcoll::cuda {
 

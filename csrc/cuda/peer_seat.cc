@@ -58,16 +58,23 @@ Status OfDriver(const char* function, int error) {
 
 }  // namespace
 
+Status LaunchPeerKernel(const Libraries& libraries, Function kernel, std::uint32_t num_blocks,
+                        std::uint32_t num_threads, Stream stream, void* parameter) {
+  const int error = libraries.driver.launch_kernel(kernel, num_blocks, 1, 1, num_threads, 1, 1, 0,
+                                                   stream, &parameter, nullptr);
+  return error == kCudaSuccess ? Status{} : OfDriver("cuLaunchKernel", error);
+}
+
 bool PeerSeat::Fits(NcclType type, std::size_t count) {
   return count <= kPeerSlotBytes / BytesOf(type);
 }
 
 Status PeerSeat::Create(const Libraries& libraries, const void* image, std::size_t rank,
-                        std::size_t num_ranks, const std::array<PeerWindow*, kMostPeers>& windows) {
+                        std::size_t num_ranks, const std::array<std::byte*, kMostPeers>& windows) {
   call_.rank = static_cast<std::uint32_t>(rank);
   call_.num_ranks = static_cast<std::uint32_t>(num_ranks);
   for (std::size_t peer = 0; peer < num_ranks; ++peer) {
-    call_.windows[peer] = windows.at(peer);
+    call_.windows[peer] = reinterpret_cast<PeerWindow*>(windows.at(peer));
   }
   if (Status status = LoadKernels(libraries, image); !status.ok()) {
     return status;
@@ -81,24 +88,21 @@ Status PeerSeat::LoadKernels(const Libraries& libraries, const void* image) {
   if (const int error = libraries.driver.module_load_data(&module, image); error != kCudaSuccess) {
     return OfDriver("cuModuleLoadData", error);
   }
-  for (std::size_t type = 0; type < kNumTypes; ++type) {
-    const char* const name = NameOf(static_cast<NcclType>(type));
-    if (name == nullptr) {
-      continue;
-    }
-    const auto find = [&](const char* prefix, Function& kernel) {
-      return libraries.driver.module_get_function(&kernel, module,
-                                                  (std::string(prefix) + name).c_str());
-    };
-    int error = find("jaxcoll_one_shot_", kernels_[type].one_shot);
+  int error = kCudaSuccess;
+  const auto find = [&](const std::string& name, Function& kernel) {
     if (error == kCudaSuccess) {
-      error = find("jaxcoll_two_shot_", kernels_[type].two_shot);
+      error = libraries.driver.module_get_function(&kernel, module, name.c_str());
     }
-    if (error != kCudaSuccess) {
-      return OfDriver("cuModuleGetFunction", error);
+  };
+  find("jaxcoll_say", signals_.say);
+  find("jaxcoll_await", signals_.await);
+  for (std::size_t type = 0; type < kNumTypes; ++type) {
+    if (const char* const name = NameOf(static_cast<NcclType>(type)); name != nullptr) {
+      find(std::string("jaxcoll_one_shot_") + name, kernels_[type].one_shot);
+      find(std::string("jaxcoll_two_shot_") + name, kernels_[type].two_shot);
     }
   }
-  return {};
+  return error == kCudaSuccess ? Status{} : OfDriver("cuModuleGetFunction", error);
 }
 
 Status PeerSeat::Sum(const Libraries& libraries, Stream stream, NcclType type, const void* operand,
@@ -117,12 +121,11 @@ Status PeerSeat::Sum(const Libraries& libraries, Stream stream, NcclType type, c
   call_.is_aligned = IsAligned(operand) && IsAligned(result) ? 1 : 0;
   const std::size_t bytes = count * BytesOf(type);
   const Kernels& kernels = kernels_[static_cast<std::size_t>(type)];
-  auto* parameter = static_cast<void*>(&call_);  // is copied
-  if (const int error = libraries.driver.launch_kernel(
-          bytes <= kOneShotBytes ? kernels.one_shot : kernels.two_shot, PeerBlocks(bytes), 1, 1,
-          kPeerThreads, 1, 1, 0, stream, &parameter, nullptr);
-      error != kCudaSuccess) {
-    return OfDriver("cuLaunchKernel", error);
+  if (Status status =
+          LaunchPeerKernel(libraries, bytes <= kOneShotBytes ? kernels.one_shot : kernels.two_shot,
+                           PeerBlocks(bytes), kPeerThreads, stream, &call_);
+      !status.ok()) {
+    return status;
   }
   const int error = runtime.event_record(done_, stream);
   return error == kCudaSuccess ? Status{} : libraries.OfRuntime("cudaEventRecord", error);

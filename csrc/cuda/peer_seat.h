@@ -3,7 +3,7 @@
 #pragma once
 
 #include <array>    // std::array
-#include <cstddef>  // std::size_t
+#include <cstddef>  // std::byte, std::size_t
 #include <cstdint>  // std::uint32_t
 
 #include "core/status.h"
@@ -15,6 +15,17 @@ namespace jaxcoll::cuda {
 /// A tree of more leaves is for NCCL, which takes them all at once. A guess.
 inline constexpr std::size_t kMostPeerLeaves = 4;
 
+/// Kernels of cuda/peer_flags.h for a device, and when they wait no more.
+struct PeerSignals {
+  Function say = nullptr;
+  Function await = nullptr;
+  const std::uint32_t* ended = nullptr;
+};
+
+/// Puts a kernel of cuda/peer_kernels.cu on a stream, with a copy of its parameter.
+Status LaunchPeerKernel(const Libraries& libraries, Function kernel, std::uint32_t num_blocks,
+                        std::uint32_t num_threads, Stream stream, void* parameter);
+
 class PeerSeat {
  public:
   /// Whether there is a kernel for numbers of this type, and a slot for so many.
@@ -22,10 +33,16 @@ class PeerSeat {
 
   /// For the current device, which has mapped the windows of all ranks.
   Status Create(const Libraries& libraries, const void* image, std::size_t rank,
-                std::size_t num_ranks, const std::array<PeerWindow*, kMostPeers>& windows);
+                std::size_t num_ranks, const std::array<std::byte*, kMostPeers>& windows);
 
-  /// Kernels of later calls wait for nobody any more once this word of the host's is not 0.
-  void EndAt(const std::uint32_t* word) { call_.has_failed = word; }
+  /// Kernels of later calls wait for nobody any more once this word of the host's is not 0. If they
+  /// have waited, and `raised` is not 0, they make the device fail; null: never.
+  void EndAt(const std::uint32_t* word, const std::uint32_t* raised = nullptr) {
+    call_.has_failed = word;
+    call_.raised = raised;
+    signals_.ended = word;
+  }
+  [[nodiscard]] const PeerSignals& signals() const { return signals_; }
 
   /// Puts a sum on a stream, in the order of the ranks. The result may be the operand.
   Status Sum(const Libraries& libraries, Stream stream, NcclType type, const void* operand,
@@ -43,6 +60,7 @@ class PeerSeat {
 
   PeerCall call_{};  // but for what a call has of its own
   std::array<Kernels, kNumTypes> kernels_{};
+  PeerSignals signals_;
   Event done_ = nullptr;  // of the latest call, on
   Stream stream_ = nullptr;
 };

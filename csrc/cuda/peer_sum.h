@@ -9,6 +9,7 @@
 //   Store(flag, value) what its threads have written before the last Sync() is seen first
 //   Load(flag)         what was written before the value is seen after it
 //   LoadFailure(word)  as it is now, from the host's memory
+//   Trap()             makes the device fail
 //
 // Ranks are added in their order, rank 0 first, so that all get the same bits.
 #pragma once
@@ -17,6 +18,7 @@
 #include <cstdint>  // std::uint32_t
 
 #include "cuda/peer_call.h"
+#include "cuda/peer_flags.h"
 #include "cuda/peer_numbers.h"
 
 namespace jaxcoll::cuda {
@@ -81,6 +83,7 @@ class PeerSum {
 
  private:
   static constexpr std::size_t kWidth = 16 / sizeof(T);
+  static constexpr std::size_t kAtOnce = 4;  // packs of a thread
   using Pack = PeerPack<T, kWidth>;
 
   JAXCOLL_ON_DEVICE const T* operand() const { return static_cast<const T*>(call_.operand); }
@@ -94,24 +97,59 @@ class PeerSum {
                     team_.block(), team_.num_blocks());
   }
 
-  /// Runs `whole` (first element) for packs and `single` (element) for what is left, or for all.
-  template <typename Whole, typename Single>
-  JAXCOLL_ON_DEVICE void ForEach(PeerRange range, const Whole& whole, const Single& single) const {
-    const std::size_t count = range.end - range.first;
-    const std::size_t packed = call_.is_aligned != 0 ? count / kWidth * kWidth : 0;
-    for (std::size_t i = team_.thread() * kWidth; i < packed; i += team_.num_threads() * kWidth) {
-      whole(range.first + i);
+  /// Where this thread's packs of a range begin, and where no whole pack is left.
+  struct Packed {
+    std::size_t first;
+    std::size_t step;
+    std::size_t end;
+  };
+  JAXCOLL_ON_DEVICE Packed PacksOf(PeerRange range) const {
+    const std::size_t packed = (range.end - range.first) / kWidth * kWidth;
+    return {.first = range.first + team_.thread() * kWidth,
+            .step = team_.num_threads() * kWidth,
+            .end = range.first + (call_.is_aligned != 0 ? packed : 0)};
+  }
+
+  /// Runs `several` (first element, how many packs, a step apart) for packs and `single` (element)
+  /// for what is left, or for all. Several at once: what is far away takes long to come.
+  template <typename Several, typename Single>
+  JAXCOLL_ON_DEVICE void ForEach(PeerRange range, const Several& several,
+                                 const Single& single) const {
+    const Packed packs = PacksOf(range);
+    for (std::size_t i = packs.first; i < packs.end; i += kAtOnce * packs.step) {
+      several(i, packs);
     }
-    for (std::size_t i = packed + team_.thread(); i < count; i += team_.num_threads()) {
-      single(range.first + i);
+    const std::size_t rest = packs.end > range.first ? packs.end : range.first;
+    for (std::size_t i = rest + team_.thread(); i < range.end; i += team_.num_threads()) {
+      single(i);
+    }
+  }
+
+  /// Loads the packs from `i` on, as far as there are any.
+  static JAXCOLL_ON_DEVICE void Load(Pack (&to)[kAtOnce], const T* from, std::size_t i,
+                                     const Packed& packs) {
+    for (std::size_t k = 0; k < kAtOnce; ++k) {
+      if (i + k * packs.step < packs.end) {
+        to[k] = *reinterpret_cast<const Pack*>(from + i + k * packs.step);
+      }
+    }
+  }
+  static JAXCOLL_ON_DEVICE void Store(const Pack (&from)[kAtOnce], T* to, std::size_t i,
+                                      const Packed& packs) {
+    for (std::size_t k = 0; k < kAtOnce; ++k) {
+      if (i + k * packs.step < packs.end) {
+        *reinterpret_cast<Pack*>(to + i + k * packs.step) = from[k];
+      }
     }
   }
 
   JAXCOLL_ON_DEVICE void Copy(const T* from, T* to, PeerRange range) const {
     ForEach(
         range,
-        [&](std::size_t i) {
-          *reinterpret_cast<Pack*>(to + i) = *reinterpret_cast<const Pack*>(from + i);
+        [&](std::size_t i, const Packed& packs) {
+          Pack several[kAtOnce] = {};
+          Load(several, from, i, packs);
+          Store(several, to, i, packs);
         },
         [&](std::size_t i) { to[i] = from[i]; });
   }
@@ -119,22 +157,29 @@ class PeerSum {
   JAXCOLL_ON_DEVICE void Sum(T* to, PeerRange range) const {
     ForEach(
         range,
-        [&](std::size_t i) {
-          Pack pack = *reinterpret_cast<const Pack*>(Slot(0) + i);
-          typename Element::Sum sums[kWidth];
-          for (std::size_t e = 0; e < kWidth; ++e) {
-            sums[e] = Element::Load(pack.elements[e]);
-          }
-          for (std::uint32_t rank = 1; rank < call_.num_ranks; ++rank) {
-            pack = *reinterpret_cast<const Pack*>(Slot(rank) + i);
+        [&](std::size_t i, const Packed& packs) {
+          Pack several[kAtOnce] = {};
+          typename Element::Sum sums[kAtOnce][kWidth];
+          Load(several, Slot(0), i, packs);
+          for (std::size_t k = 0; k < kAtOnce; ++k) {
             for (std::size_t e = 0; e < kWidth; ++e) {
-              sums[e] = Added(sums[e], pack.elements[e]);
+              sums[k][e] = Element::Load(several[k].elements[e]);
             }
           }
-          for (std::size_t e = 0; e < kWidth; ++e) {
-            pack.elements[e] = Element::Round(sums[e]);
+          for (std::uint32_t rank = 1; rank < call_.num_ranks; ++rank) {
+            Load(several, Slot(rank), i, packs);
+            for (std::size_t k = 0; k < kAtOnce; ++k) {
+              for (std::size_t e = 0; e < kWidth; ++e) {
+                sums[k][e] = Added(sums[k][e], several[k].elements[e]);
+              }
+            }
           }
-          *reinterpret_cast<Pack*>(to + i) = pack;
+          for (std::size_t k = 0; k < kAtOnce; ++k) {
+            for (std::size_t e = 0; e < kWidth; ++e) {
+              several[k].elements[e] = Element::Round(sums[k][e]);
+            }
+          }
+          Store(several, to, i, packs);
         },
         [&](std::size_t i) {
           typename Element::Sum sum = Element::Load(Slot(0)[i]);
@@ -150,7 +195,7 @@ class PeerSum {
   }
 
   /// Waits until this block of all ranks is so far. Whether it is: else the group has failed, and
-  /// the rest is not to be done.
+  /// the rest is not to be done; what the program computes with it is lost.
   JAXCOLL_ON_DEVICE bool Meet(PeerStage stage) const {
     const std::uint32_t flag = PeerFlag(call_.number, stage);
     team_.Sync();
@@ -160,16 +205,14 @@ class PeerSum {
     bool is_met = true;
     for (std::uint32_t i = team_.thread(); i < call_.num_ranks; i += team_.num_threads()) {
       const std::uint32_t& said = call_.windows[call_.rank]->flags[team_.block()][i];
-      std::uint32_t looks = 0;
-      while (is_met && !HasReached(team_.Load(said), flag)) {
-        // Which is across the bus: seldom.
-        is_met = ++looks % kLooks != 0 || team_.LoadFailure(*call_.has_failed) == 0;
-      }
+      is_met = is_met && AwaitFlag(team_, said, flag, *call_.has_failed);
     }
-    return team_.SyncAll(is_met);
+    is_met = team_.SyncAll(is_met);
+    if (!is_met && call_.raised != nullptr && team_.LoadFailure(*call_.raised) != 0) {
+      team_.Trap();
+    }
+    return is_met;
   }
-
-  static constexpr std::uint32_t kLooks = 256;
 
   const PeerCall& call_;
   Team& team_;

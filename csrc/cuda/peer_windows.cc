@@ -7,7 +7,6 @@ namespace {
 
 // CUDA shares whole blocks of this size between processes: else other allocations would go along.
 constexpr std::size_t kSharedBytes = 2 << 20;
-static_assert(sizeof(PeerWindow) <= kSharedBytes);
 
 Status EnableAccess(const Libraries& libraries, int peer) {
   const int error = libraries.runtime.device_enable_peer_access(peer, 0);
@@ -17,7 +16,7 @@ Status EnableAccess(const Libraries& libraries, int peer) {
 }
 
 /// Of a window of another process, for the current device.
-Status Open(const Libraries& libraries, int viewer, const PeerOffer& offer, PeerWindow*& window) {
+Status Open(const Libraries& libraries, int viewer, const PeerOffer& offer, std::byte*& window) {
   // The other process may have another number for the device, and a device of which this one has
   // none can be mapped, too.
   int ordinal = viewer;
@@ -38,7 +37,7 @@ Status Open(const Libraries& libraries, int viewer, const PeerOffer& offer, Peer
       error != kCudaSuccess) {
     return libraries.OfRuntime("cudaIpcOpenMemHandle", error);
   }
-  window = static_cast<PeerWindow*>(memory);
+  window = static_cast<std::byte*>(memory);
   return {};
 }
 
@@ -50,19 +49,30 @@ PeerText ToPeerText(const std::string& problem) {
   return text;
 }
 
-Status PeerWindows::Make(const Libraries& libraries, const LocalRank& of, bool is_shared) {
+void PeerWindows::Offer(const Libraries& libraries, const LocalRank& of, std::size_t bytes,
+                        bool is_shared, PeerOffer& offer) {
+  Status status = Make(libraries, of, bytes, is_shared);
+  if (status.ok() && is_shared) {
+    status = Describe(libraries, of, offer);
+  }
+  if (!status.ok()) {
+    offer.problem = ToPeerText("rank " + std::to_string(of.rank) + ": " + status.message);
+  }
+}
+
+Status PeerWindows::Make(const Libraries& libraries, const LocalRank& of, std::size_t bytes,
+                         bool is_shared) {
   const Runtime& runtime = libraries.runtime;
   if (const int error = runtime.set_device(of.ordinal); error != kCudaSuccess) {
     return libraries.OfRuntime("cudaSetDevice", error);
   }
   void* memory = nullptr;
-  if (const int error = runtime.malloc(&memory, is_shared ? kSharedBytes : sizeof(PeerWindow));
-      error != kCudaSuccess) {
+  const std::size_t whole = (bytes + kSharedBytes - 1) / kSharedBytes * kSharedBytes;
+  if (const int error = runtime.malloc(&memory, is_shared ? whole : bytes); error != kCudaSuccess) {
     return libraries.OfRuntime("cudaMalloc", error);
   }
-  own_.at(of.rank) = {.window = static_cast<PeerWindow*>(memory), .ordinal = of.ordinal};
-  if (const int error = runtime.memset_async(memory, 0, sizeof(PeerWindow), of.stream);
-      error != kCudaSuccess) {
+  own_.at(of.rank) = {.window = static_cast<std::byte*>(memory), .ordinal = of.ordinal};
+  if (const int error = runtime.memset_async(memory, 0, bytes, of.stream); error != kCudaSuccess) {
     return libraries.OfRuntime("cudaMemsetAsync", error);
   }
   const int error = runtime.stream_synchronize(of.stream);
@@ -82,7 +92,7 @@ Status PeerWindows::Describe(const Libraries& libraries, const LocalRank& of,
 
 Status PeerWindows::Map(const Libraries& libraries, const LocalRank& viewer,
                         const std::vector<PeerOffer>& offers,
-                        std::array<PeerWindow*, kMostPeers>& windows) const {
+                        std::array<std::byte*, kMostPeers>& windows) const {
   if (const int error = libraries.runtime.set_device(viewer.ordinal); error != kCudaSuccess) {
     return libraries.OfRuntime("cudaSetDevice", error);
   }

@@ -1,11 +1,12 @@
-// cuda/peer_windows.h: the windows of a group's ranks (cuda/peer_call.h): made in the memory of
-// this process's devices, and mapped by all devices of the group, also by those of other processes.
+// cuda/peer_windows.h: the windows of a group's ranks, memory for cuda/peer_call.h or
+// cuda/block_window.h: made on this process's devices, and mapped by all devices of the group, also
+// by those of other processes.
 //
 // None is ever freed or unmapped: a kernel, here or elsewhere, may be in it.
 #pragma once
 
 #include <array>    // std::array
-#include <cstddef>  // std::size_t
+#include <cstddef>  // std::byte, std::size_t
 #include <cstdint>  // std::uint64_t
 #include <string>   // std::string
 #include <vector>   // std::vector
@@ -35,23 +36,36 @@ struct PeerOffer {
   PeerText problem{};  ///< why it has none
 };
 
+/// The first one's, by rank, or nothing.
+template <typename Row>
+std::string FirstProblem(const std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    if (row.problem.front() != '\0') {
+      return row.problem.data();
+    }
+  }
+  return "";
+}
+
 class PeerWindows {
  public:
-  /// Makes the window of a rank of this process, all zeros. `is_shared`: with other processes.
-  /// Changes the current device.
-  Status Make(const Libraries& libraries, const LocalRank& of, bool is_shared);
-  /// Says how other processes map it.
-  Status Describe(const Libraries& libraries, const LocalRank& of, PeerOffer& offer) const;
+  /// Makes the window of a rank of this process, all zeros, and says how other processes map it, or
+  /// what the problem is. `is_shared`: with these. Changes the current device.
+  void Offer(const Libraries& libraries, const LocalRank& of, std::size_t bytes, bool is_shared,
+             PeerOffer& offer);
   /// Maps the windows of all ranks for the device of one of this process, the current one then.
   Status Map(const Libraries& libraries, const LocalRank& viewer,
              const std::vector<PeerOffer>& offers,
-             std::array<PeerWindow*, kMostPeers>& windows) const;
+             std::array<std::byte*, kMostPeers>& windows) const;
 
  private:
   struct Own {
-    PeerWindow* window = nullptr;  // null: another process's
+    std::byte* window = nullptr;  // null: another process's
     int ordinal = 0;
   };
+
+  Status Make(const Libraries& libraries, const LocalRank& of, std::size_t bytes, bool is_shared);
+  Status Describe(const Libraries& libraries, const LocalRank& of, PeerOffer& offer) const;
 
   std::array<Own, kMostPeers> own_{};  // by rank
 };

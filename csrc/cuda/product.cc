@@ -166,17 +166,19 @@ Status Product::Plan(const Libraries& libraries, const ProductShape& shape,
   return status;
 }
 
-Status Product::Enqueue(Stream stream, const void* x, const void* w, void* y, bool adds,
+Status Product::Enqueue(Stream stream, const void* x, const void* w, const void* sum, void* y,
                         void* workspace) const {
+  const bool adds = sum != nullptr;
   const float alpha32 = 1;
   const float beta32 = adds ? 1 : 0;
   const double alpha64 = 1;
   const double beta64 = adds ? 1 : 0;
   const void* const alpha = is_double_ ? static_cast<const void*>(&alpha64) : &alpha32;
   const void* const beta = is_double_ ? static_cast<const void*>(&beta64) : &beta32;
-  return Checked("cublasLtMatmul", blas_->matmul(handle_, description_, alpha, w, layout_w_, x,
-                                                 layout_x_, beta, y, layout_y_, y, layout_y_,
-                                                 &algorithm_, workspace, workspace_bytes_, stream));
+  return Checked(
+      "cublasLtMatmul",
+      blas_->matmul(handle_, description_, alpha, w, layout_w_, x, layout_x_, beta, adds ? sum : y,
+                    layout_y_, y, layout_y_, &algorithm_, workspace, workspace_bytes_, stream));
 }
 
 }  // namespace jaxcoll::cuda

@@ -10,8 +10,8 @@
 
 namespace jaxcoll::cuda {
 
-/// y = x w, or y += x w, for each of a batch; matrices lie row by row, and w is the same for all of
-/// the batch. Strides and leading dimensions are in elements.
+/// y = x w, or y = sum + x w, for each of a batch; matrices lie row by row, and w is the same for
+/// all of the batch. Strides and leading dimensions are in elements.
 struct ProductShape {
   std::size_t batch = 1;
   std::size_t rows = 0;
@@ -41,8 +41,8 @@ class Product {
   /// Chooses the algorithm for the current device.
   Status Plan(const Libraries& libraries, const ProductShape& shape, std::size_t workspace_bytes);
 
-  /// Puts it on a stream; with `adds` y += x w.
-  Status Enqueue(Stream stream, const void* x, const void* w, void* y, bool adds,
+  /// Puts it on a stream: y = x w, and of `sum`, which may be y, y = sum + x w; null: none.
+  Status Enqueue(Stream stream, const void* x, const void* w, const void* sum, void* y,
                  void* workspace) const;
 
  private:

@@ -3,7 +3,7 @@
 #include <numeric>  // std::iota
 #include <span>     // std::span
 
-#include "cuda/collectives.h"
+#include "cuda/block_path.h"
 
 namespace jaxcoll::cuda {
 namespace {
@@ -42,7 +42,7 @@ RingMatmul::RingMatmul(const RingShape& shape) : shape_(shape) {
   slot_bytes_ = gathers ? x : y;
 }
 
-Status RingMatmul::MakeEvents(const Libraries& libraries, Tools& tools, std::size_t count) const {
+Status RingMatmul::MakeEvents(const Libraries& libraries, Tools& tools, std::size_t count) {
   while (tools.events.size() < count) {
     Event event = nullptr;
     if (const int error = libraries.runtime.event_create_with_flags(&event, kEventDisableTiming);
@@ -54,23 +54,14 @@ Status RingMatmul::MakeEvents(const Libraries& libraries, Tools& tools, std::siz
   return {};
 }
 
-Status RingMatmul::Follow(const Libraries& libraries, Stream to, Stream from, Event event) {
-  if (const int error = libraries.runtime.event_record(event, from); error != kCudaSuccess) {
-    return libraries.OfRuntime("cudaEventRecord", error);
-  }
-  if (const int error = libraries.runtime.stream_wait_event(to, event, 0); error != kCudaSuccess) {
-    return libraries.OfRuntime("cudaStreamWaitEvent", error);
-  }
-  return {};
-}
-
 // ---- Gather -------------------------------------------------------------------------------------
 
 RingGatherMatmul::RingGatherMatmul(const RingShape& shape) : RingMatmul(shape) {}
 
-Status RingGatherMatmul::Prepare(const Libraries& libraries, const Seat& seat) {
+Status RingGatherMatmul::Prepare(const Libraries& libraries, const Seat& seat, BlockSeat* blocks) {
   std::unique_ptr<Tools>& tools = ToolsAt(seat);
   tools = std::make_unique<Tools>();
+  tools->blocks = blocks;
   const bool is_flat = gathers_inner();  // where batch and rows are as one
   const std::size_t batch = is_flat ? 1 : shape_.batch;
   const std::size_t rows = is_flat ? shape_.batch * shape_.rows : shape_.rows;
@@ -97,7 +88,7 @@ Status RingGatherMatmul::Prepare(const Libraries& libraries, const Seat& seat) {
       !status.ok()) {
     return status;
   }
-  return MakeEvents(libraries, *tools, shape_.num_ranks);
+  return MakeEvents(libraries, *tools, shape_.num_ranks + 1);
 }
 
 // In elements.
@@ -108,51 +99,51 @@ std::size_t RingGatherMatmul::WOffset(std::size_t owner) const {
   return owner * shape_.inner * (shape_.w_is_transposed ? 1 : shape_.columns);
 }
 
-// That of the i-th rank after this one is in slot i - 1.
-const void* RingGatherMatmul::Block(const Seat& seat, std::size_t owner, const void* x,
-                                    const void* slots) const {
-  const std::size_t slot = (owner + shape_.num_ranks - seat.rank - 1) % shape_.num_ranks;
-  return owner == seat.rank ? x : At(slots, slot * slot_bytes_);
+// That of the i-th rank after this one is in slot i - 1, which is also the arrival it comes with.
+std::size_t RingGatherMatmul::SlotOf(const Seat& seat, std::size_t owner) const {
+  return (owner + shape_.num_ranks - seat.rank - 1) % shape_.num_ranks;
 }
 
-// Event i + 1 is after the transfers of step i.
-Status RingGatherMatmul::Gather(const Libraries& libraries, const Seat& seat,
-                                const std::vector<GatherStep>& steps, const void* x,
-                                void* slots) const {
+// Event i + 1 is after the exchange of step i.
+Status RingGatherMatmul::Gather(const Seat& seat, const BlockPath& path, const Places& places,
+                                const std::vector<GatherStep>& steps) const {
   Status status;
   for (std::size_t i = 0; i + 1 < steps.size() && status.ok(); ++i) {
-    status = seat.comm.InGroup(libraries, [&] {
-      for (const Transfer& transfer : steps[i].transfers) {
-        if (Status sent = Send(libraries, seat, seat.side_stream,
-                               Block(seat, transfer.sent, x, slots), slot_bytes_, transfer.to);
-            !sent.ok()) {
-          return sent;
-        }
-        auto* const slot = const_cast<void*>(Block(seat, transfer.received, x, slots));
-        if (Status received =
-                Receive(libraries, seat, seat.side_stream, slot, slot_bytes_, transfer.from);
-            !received.ok()) {
-          return received;
-        }
+    std::vector<Parcel> parcels;
+    for (const Transfer& transfer : steps[i].transfers) {
+      const std::size_t slot = SlotOf(seat, transfer.received);
+      parcels.push_back({.to = transfer.to,
+                         .from = transfer.from,
+                         .sent = places.Block(*this, seat, transfer.sent),
+                         .received = At(places.slots, slot * slot_bytes_),
+                         .bytes = slot_bytes_,
+                         .offset = slot * slot_bytes_,
+                         .arrival = slot});
+      if (transfer.sent != seat.rank) {
+        parcels.back().relayed = SlotOf(seat, transfer.sent);
       }
-      return Status{};
-    });
-    const int error = libraries.runtime.event_record(ToolsOf(seat).events[i + 1], seat.side_stream);
-    if (error != kCudaSuccess && status.ok()) {
-      status = libraries.OfRuntime("cudaEventRecord", error);
     }
+    status = path.Exchange(parcels, ToolsOf(seat).events[i + 1]);
   }
   return status;
+}
+
+const void* RingGatherMatmul::Places::Block(const RingGatherMatmul& of, const Seat& seat,
+                                            std::size_t owner) const {
+  return owner == seat.rank ? x : At(slots, of.SlotOf(seat, owner) * of.slot_bytes_);
 }
 
 Status RingGatherMatmul::Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
                                  std::span<const void* const> operands,
                                  std::span<void* const> results) const {
   const Tools& tools = ToolsOf(seat);
+  const Places places{.x = operands[0],
+                      .slots = tools.blocks != nullptr ? tools.blocks->slots() : results[1]};
   const std::vector<GatherStep> steps = GatherSteps(seat.rank, shape_.num_ranks);
-  Status status = Follow(libraries, seat.side_stream, stream, tools.events[0]);
+  BlockPath path(libraries, seat, tools.blocks, stream);
+  Status status = path.Begin(tools.events.front());
   if (status.ok()) {
-    status = Gather(libraries, seat, steps, operands[0], results[1]);
+    status = Gather(seat, path, places, steps);
   }
   std::vector<std::size_t> order;
   std::vector<std::size_t> step_of(shape_.num_ranks);
@@ -167,19 +158,17 @@ Status RingGatherMatmul::Enqueue(const Libraries& libraries, const Seat& seat, S
   }
   for (const std::size_t owner : order) {
     if (status.ok() && step_of[owner] > 0) {
-      const int error =
-          libraries.runtime.stream_wait_event(stream, tools.events[step_of[owner]], 0);
-      status = error == kCudaSuccess ? status : libraries.OfRuntime("cudaStreamWaitEvent", error);
+      status = path.Await(SlotOf(seat, owner), tools.events[step_of[owner]]);
     }
     if (status.ok()) {
-      const std::size_t y = gathers_inner() ? 0 : owner * shape_.rows * shape_.columns;
-      status = tools.products[0].Enqueue(stream, Block(seat, owner, operands[0], results[1]),
+      const std::size_t at = gathers_inner() ? 0 : owner * shape_.rows * shape_.columns;
+      void* const y = At(results[0], at * SizeOf(shape_.result));
+      status = tools.products[0].Enqueue(stream, places.Block(*this, seat, owner),
                                          At(operands[1], WOffset(owner) * SizeOf(shape_.operand)),
-                                         At(results[0], y * SizeOf(shape_.result)),
-                                         /*adds=*/gathers_inner() && owner > 0, results[2]);
+                                         gathers_inner() && owner > 0 ? y : nullptr, y, results[2]);
     }
   }
-  return status;
+  return status.ok() ? path.End(tools.events.back()) : status;
 }
 
 // ---- Scatter ------------------------------------------------------------------------------------
@@ -216,9 +205,10 @@ std::size_t RingScatterMatmul::WOffset(std::size_t owner) const {
   return owner * flat_.columns * (flat_.w_is_transposed ? flat_.inner : 1);
 }
 
-Status RingScatterMatmul::Prepare(const Libraries& libraries, const Seat& seat) {
+Status RingScatterMatmul::Prepare(const Libraries& libraries, const Seat& seat, BlockSeat* blocks) {
   std::unique_ptr<Tools>& tools = ToolsAt(seat);
   tools = std::make_unique<Tools>();
+  tools->blocks = blocks;
   const bool scatters_rows = flat_.kind == RingKind::kScatterRows;
   const std::size_t x_rows = flat_.rows * (scatters_rows ? flat_.num_ranks : 1);
   const std::size_t w_columns = flat_.columns * (scatters_rows ? 1 : flat_.num_ranks);
@@ -253,7 +243,7 @@ Status RingScatterMatmul::Prepare(const Libraries& libraries, const Seat& seat) 
       return status;
     }
   }
-  return MakeEvents(libraries, *tools, 1 + 2 * chains_.size() * flat_.num_ranks);
+  return MakeEvents(libraries, *tools, 2 + 2 * chains_.size() * flat_.num_ranks);
 }
 
 Status RingScatterMatmul::Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
@@ -266,13 +256,25 @@ Status RingScatterMatmul::Enqueue(const Libraries& libraries, const Seat& seat, 
   const std::array<std::vector<ScatterStep>, 2> steps{
       ScatterSteps(seat.rank, flat_.num_ranks, /*is_forward=*/true),
       ScatterSteps(seat.rank, flat_.num_ranks, /*is_forward=*/false)};
-  // Where a chain's sum of a step lies: in the end that is y.
-  const auto place = [&](std::size_t i, std::size_t step) {
+  // Where a chain's product of a step goes, added to what has come: in the end that is y.
+  const auto place = [&](std::size_t i, std::size_t step) -> std::byte* {
     const std::size_t part = i == 0 ? 0 : Elements(chains_[0]) * wide;
-    return step == last ? At(results[0], part) : At(results[1], step * slot_bytes_ + part);
+    if (step == last) {
+      return At(results[0], part);
+    }
+    return step > 0 && tools.blocks != nullptr
+               ? tools.blocks->slots() + (step - 1) * slot_bytes_ + part
+               : At(results[1], step * slot_bytes_ + part);
+  };
+  // Where the sum has come to that a step adds to.
+  const auto arrived = [&](std::size_t i, std::size_t step) {
+    const std::size_t part = i == 0 ? 0 : Elements(chains_[0]) * wide;
+    return tools.blocks != nullptr ? tools.blocks->slots() + (step - 1) * slot_bytes_ + part
+                                   : place(i, step);
   };
   std::size_t num_events = 0;
-  Status status = Follow(libraries, seat.side_stream, stream, tools.events[num_events++]);
+  BlockPath path(libraries, seat, tools.blocks, stream);
+  Status status = path.Begin(tools.events[num_events++]);
   std::array<Event, 2> received{};
   for (std::size_t step = 0; step <= last; ++step) {
     for (std::size_t i = 0; i < chains_.size() && status.ok(); ++i) {
@@ -282,36 +284,34 @@ Status RingScatterMatmul::Enqueue(const Libraries& libraries, const Seat& seat, 
       }
       const ScatterStep& now = steps[i][step];
       if (step > 0) {
-        if (const int error = libraries.runtime.stream_wait_event(stream, received[i], 0);
-            error != kCudaSuccess) {
-          return libraries.OfRuntime("cudaStreamWaitEvent", error);
-        }
+        status = path.Await(ArrivalOf(i, step), received[i]);
       }
-      status = tools.products[i].Enqueue(stream, At(operands[0], XOffset(chain, now.owner) * width),
-                                         At(operands[1], WOffset(now.owner) * width),
-                                         place(i, step), /*adds=*/step > 0, results[2]);
+      if (status.ok()) {
+        status = tools.products[i].Enqueue(
+            stream, At(operands[0], XOffset(chain, now.owner) * width),
+            At(operands[1], WOffset(now.owner) * width), step > 0 ? arrived(i, step) : nullptr,
+            place(i, step), results[2]);
+      }
       if (step == last || !status.ok()) {
         continue;
       }
-      status = Follow(libraries, seat.side_stream, stream, tools.events[num_events++]);
+      status = path.Follow(tools.events[num_events++]);
       if (!status.ok()) {
         continue;
       }
-      const std::size_t bytes = Elements(chain) * wide;
-      status = seat.comm.InGroup(libraries, [&] {
-        Status sent = Send(libraries, seat, seat.side_stream, place(i, step), bytes, now.to);
-        return sent.ok()
-                   ? Receive(libraries, seat, seat.side_stream, place(i, step + 1), bytes, now.from)
-                   : sent;
-      });
       received[i] = tools.events[num_events++];
-      if (const int error = libraries.runtime.event_record(received[i], seat.side_stream);
-          error != kCudaSuccess && status.ok()) {
-        status = libraries.OfRuntime("cudaEventRecord", error);
-      }
+      const std::array parcel{
+          Parcel{.to = now.to,
+                 .from = now.from,
+                 .sent = place(i, step),
+                 .received = arrived(i, step + 1),
+                 .bytes = Elements(chain) * wide,
+                 .offset = step * slot_bytes_ + (i == 0 ? 0 : Elements(chains_[0]) * wide),
+                 .arrival = ArrivalOf(i, step + 1)}};
+      status = path.Exchange(parcel, received[i]);
     }
   }
-  return status;
+  return status.ok() ? path.End(tools.events.back()) : status;
 }
 
 std::unique_ptr<Operation> MakeRingMatmul(const RingShape& shape) {

@@ -1,9 +1,10 @@
 // cuda/ring_matmul.h: the collective matmuls: blocks travel on a stream of their own, from step to
 // step, beside the products on XLA's.
 //
-// Results beyond y are memory that XLA plans for: blocks on their way, and cuBLASLt's workspace.
-// No slot is used twice in a call, so that a transfer never waits for a product but the one that
-// made what it sends.
+// They are copied into the neighbours' memory where the group has that (cuda/block_seat.h), else
+// sent by NCCL. Results beyond y are memory that XLA plans for: blocks on their way, as far as they
+// are not in peer memory, and cuBLASLt's workspace. No slot is used twice in a call, so that a
+// transfer never waits for a product but the one that made what it sends.
 #pragma once
 
 #include <array>    // std::array
@@ -12,6 +13,7 @@
 #include <vector>   // std::vector
 
 #include "core/types.h"
+#include "cuda/block_path.h"
 #include "cuda/operation.h"
 #include "cuda/product.h"
 #include "cuda/ring.h"
@@ -49,6 +51,9 @@ class RingMatmul : public Operation {
   [[nodiscard]] std::size_t operand_bytes(std::size_t i) const override {
     return i == 0 ? x_bytes_ : w_bytes_;
   }
+  [[nodiscard]] std::size_t peer_slot_bytes() const override {
+    return slot_bytes_ * (shape_.num_ranks - 1);
+  }
   [[nodiscard]] std::size_t result_bytes(std::size_t i) const override {
     return i == 0   ? y_bytes_
            : i == 1 ? slot_bytes_ * (shape_.num_ranks - 1)
@@ -62,6 +67,7 @@ class RingMatmul : public Operation {
   struct Tools {
     std::array<Product, 2> products;  ///< of each chain
     std::vector<Event> events;
+    BlockSeat* blocks = nullptr;  ///< null: blocks go by NCCL
   };
 
   std::unique_ptr<Tools>& ToolsAt(const Seat& seat) {
@@ -70,9 +76,7 @@ class RingMatmul : public Operation {
   [[nodiscard]] const Tools& ToolsOf(const Seat& seat) const {
     return *tools_[static_cast<std::size_t>(seat.ordinal)];
   }
-  Status MakeEvents(const Libraries& libraries, Tools& tools, std::size_t count) const;
-  /// `to` goes on where `from` is now.
-  static Status Follow(const Libraries& libraries, Stream to, Stream from, Event event);
+  static Status MakeEvents(const Libraries& libraries, Tools& tools, std::size_t count);
 
   const RingShape shape_;
   std::size_t x_bytes_ = 0;
@@ -87,7 +91,7 @@ class RingMatmul : public Operation {
 class RingGatherMatmul final : public RingMatmul {
  public:
   explicit RingGatherMatmul(const RingShape& shape);
-  Status Prepare(const Libraries& libraries, const Seat& seat) override;
+  Status Prepare(const Libraries& libraries, const Seat& seat, BlockSeat* blocks) override;
   Status Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
                  std::span<const void* const> operands,
                  std::span<void* const> results) const override;
@@ -95,11 +99,18 @@ class RingGatherMatmul final : public RingMatmul {
  private:
   [[nodiscard]] std::size_t WOffset(std::size_t owner) const;
   [[nodiscard]] bool gathers_inner() const { return shape_.kind == RingKind::kGatherInner; }
-  Status Gather(const Libraries& libraries, const Seat& seat, const std::vector<GatherStep>& steps,
-                const void* x, void* slots) const;
-  /// Where an owner's block is: in x, or in its slot.
-  [[nodiscard]] const void* Block(const Seat& seat, std::size_t owner, const void* x,
-                                  const void* slots) const;
+  /// Where blocks are in a call.
+  struct Places {
+    /// That of an owner: x, or in its slot.
+    [[nodiscard]] const void* Block(const RingGatherMatmul& of, const Seat& seat,
+                                    std::size_t owner) const;
+
+    const void* x;
+    void* slots;
+  };
+  [[nodiscard]] std::size_t SlotOf(const Seat& seat, std::size_t owner) const;
+  Status Gather(const Seat& seat, const BlockPath& path, const Places& places,
+                const std::vector<GatherStep>& steps) const;
 };
 
 /// Each block is summed in two parts, one each way around the ring: while one is on its way, the
@@ -107,7 +118,7 @@ class RingGatherMatmul final : public RingMatmul {
 class RingScatterMatmul final : public RingMatmul {
  public:
   explicit RingScatterMatmul(const RingShape& shape);
-  Status Prepare(const Libraries& libraries, const Seat& seat) override;
+  Status Prepare(const Libraries& libraries, const Seat& seat, BlockSeat* blocks) override;
   Status Enqueue(const Libraries& libraries, const Seat& seat, Stream stream,
                  std::span<const void* const> operands,
                  std::span<void* const> results) const override;
@@ -122,6 +133,10 @@ class RingScatterMatmul final : public RingMatmul {
   [[nodiscard]] std::size_t XOffset(const Chain& chain, std::size_t owner) const;
   [[nodiscard]] std::size_t WOffset(std::size_t owner) const;
   [[nodiscard]] std::size_t Elements(const Chain& chain) const;
+  /// Which one brings what chain `i` adds to in a step, from 1.
+  [[nodiscard]] std::size_t ArrivalOf(std::size_t i, std::size_t step) const {
+    return i * (flat_.num_ranks - 1) + step - 1;
+  }
 
   RingShape flat_;  // with rows of several batches as one, where that is the same
   std::array<Chain, 2> chains_{};

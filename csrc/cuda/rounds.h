@@ -23,13 +23,18 @@ class Rounds {
                                    std::int64_t generation, std::int64_t round,
                                    std::span<std::byte> rows);
 
-  /// `devices` are global ids in rank order, `num_local` of which are this process's.
+  /// Rounds that belong together have numbers from a multiple of this on.
+  static constexpr std::int64_t kMost = 16;
+
+  /// `devices` are global ids in rank order, `num_local` of which are this process's. `first`: the
+  /// number of the first round, a multiple of kMost; all processes come to it once.
   Rounds(Exchange exchange, const std::vector<std::int64_t>& devices, std::int64_t generation,
-         std::size_t num_local)
+         std::size_t num_local, std::int64_t first = 0)
       : exchange_(exchange),
         devices_(devices),
         generation_(generation),
-        is_needed_(num_local < devices.size()) {}
+        is_needed_(num_local < devices.size()),
+        next_(first) {}
 
   [[nodiscard]] const std::vector<std::int64_t>& devices() const { return devices_; }
   [[nodiscard]] std::size_t num_ranks() const { return devices_.size(); }
@@ -50,7 +55,7 @@ class Rounds {
   const std::vector<std::int64_t>& devices_;
   const std::int64_t generation_;
   const bool is_needed_;
-  std::int64_t next_ = 0;
+  std::int64_t next_;
 };
 
 /// As in "40, 41".

@@ -30,7 +30,7 @@ Status Site::Initialize(int ordinal, Stream stream) {
     return status;
   }
   if (status.ok() && !place.is_prepared) {
-    status = Prepare(place, ordinal);
+    status = Prepare(place, ordinal, stream);
   }
   return Start(place, ordinal, status);
 }
@@ -69,8 +69,15 @@ Status Site::Enter(Place& place, int ordinal) {
                   ") is in none of the groups");
 }
 
-Status Site::Prepare(Place& place, int ordinal) {
+Status Site::Prepare(Place& place, int ordinal, Stream stream) {
   const Libraries& libraries = engine_.libraries();
+  BlockSeat* blocks = nullptr;
+  if (const std::size_t bytes = operation_->peer_slot_bytes(); bytes > 0) {
+    Status status = place.clique->OpenBlocks(ordinal, stream, bytes, engine_.limits(), blocks);
+    if (!status.ok()) {
+      return status;
+    }
+  }
   const std::lock_guard<std::mutex> lock(prepare_mutex_);
   int before = 0;
   if (const int error = libraries.runtime.get_device(&before); error != kCudaSuccess) {
@@ -79,7 +86,7 @@ Status Site::Prepare(Place& place, int ordinal) {
   if (const int error = libraries.runtime.set_device(ordinal); error != kCudaSuccess) {
     return libraries.OfRuntime("cudaSetDevice", error);
   }
-  Status status = operation_->Prepare(libraries, place.clique->SeatOf(ordinal));
+  Status status = operation_->Prepare(libraries, place.clique->SeatOf(ordinal), blocks);
   if (const int error = libraries.runtime.set_device(before); error != kCudaSuccess) {
     return libraries.OfRuntime("cudaSetDevice", error);
   }
@@ -176,11 +183,13 @@ Status Site::Execute(int ordinal, Stream stream, std::int64_t run,
   Place& place = places_[static_cast<std::size_t>(ordinal)];
   const bool is_first = !place.first_call->after.is_done();
   const RecordedCall recorded = Record(place, run);
+  const bool is_checked = !operation_->traps(place.clique->SeatOf(ordinal));
   const auto call = [&] {
-    return place.clique->Run(ordinal, stream, id_, is_first, recorded, [&](const Seat& seat) {
-      return operation_->Enqueue(libraries, seat, stream, {from.data(), operands.size()},
-                                 {to.data(), results.size()});
-    });
+    return place.clique->Run(
+        ordinal, stream, id_, is_first, is_checked, recorded, [&](const Seat& seat) {
+          return operation_->Enqueue(libraries, seat, stream, {from.data(), operands.size()},
+                                     {to.data(), results.size()});
+        });
   };
   Status status = is_first ? RunFirst(place, ordinal, call) : call();
   if (!status.ok()) {

@@ -68,7 +68,7 @@ class Site {
   };
 
   Status Enter(Place& place, int ordinal);
-  Status Prepare(Place& place, int ordinal);
+  Status Prepare(Place& place, int ordinal, Stream stream);
   Status Start(Place& place, int ordinal, const Status& prepared);
   [[nodiscard]] static RecordedCall Record(Place& place, std::int64_t run);
   /// Runs `call` (-> Status) between meetings.

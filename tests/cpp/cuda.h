@@ -102,6 +102,18 @@ Result Out(std::vector<T>& data) {
   return {.data = data.data(), .bytes = data.size() * sizeof(T)};
 }
 
+/// What turns kernels on until its end.
+struct WithPeers {
+  explicit WithPeers(Engine& of) : engine(of) { engine.SetPeerImage("an image"); }
+  WithPeers(const WithPeers&) = delete;
+  WithPeers& operator=(const WithPeers&) = delete;
+  ~WithPeers() {
+    engine.SetPeerImage(nullptr);
+    engine.Reset();
+  }
+  Engine& engine;
+};
+
 /// Runs a thread for each rank, each of which returns a Status; returns these.
 inline std::vector<Status> OnRanks(std::size_t count, const std::function<Status(int)>& run) {
   std::vector<Status> statuses(count);
@@ -225,7 +237,7 @@ class Staged final : public Operation {
   [[nodiscard]] std::size_t num_results() const override { return 0; }
   [[nodiscard]] std::size_t operand_bytes(std::size_t /*i*/) const override { return 0; }
   [[nodiscard]] std::size_t result_bytes(std::size_t /*i*/) const override { return 0; }
-  Status Prepare(const Libraries& /*libraries*/, const Seat& seat) override {
+  Status Prepare(const Libraries& /*libraries*/, const Seat& seat, BlockSeat* /*blocks*/) override {
     Linger(seat);
     ++stages_.num_prepared;
     return stages_.fails && seat.ordinal == stages_.slow_one ? Internal("no kernel") : Status{};

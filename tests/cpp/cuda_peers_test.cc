@@ -28,18 +28,6 @@ std::unique_ptr<Operation> PeerSumOf(std::size_t count) {
       /*is_small_sum=*/true);
 }
 
-/// What turns kernels on until its end.
-struct WithPeers {
-  explicit WithPeers(Engine& of) : engine(of) { engine.SetPeerImage("an image"); }
-  WithPeers(const WithPeers&) = delete;
-  WithPeers& operator=(const WithPeers&) = delete;
-  ~WithPeers() {
-    engine.SetPeerImage(nullptr);
-    engine.Reset();
-  }
-  Engine& engine;
-};
-
 void SmallSumsGoOverPeerMemory(Context& context) {
   Engine& engine = OpenEngine();
   const WithPeers peers(engine);

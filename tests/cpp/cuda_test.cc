@@ -281,33 +281,56 @@ void MultiplyInRing(Context& context, const RingShape& shape) {
   std::vector<std::vector<float>> ys(
       p, std::vector<float>(shape.batch * y_rows * shape.columns, -1e6F));
   const Runtime& runtime = Engine::Get().libraries().runtime;
-  static std::array<Stream, kMostRanks> streams{};
-  for (int run = 0; run < 2; ++run) {  // the second with what the first has left
-    AllSucceed(context, OnRanks(p, [&](int rank) {
-                 const auto at = static_cast<std::size_t>(rank);
-                 if (streams[at] == nullptr) {
-                   runtime.stream_create_with_priority(&streams[at], kStreamNonBlocking, 0);
+  static std::array<std::array<Stream, 2>, kMostRanks> streams{};
+  // One call after the other, on two streams in turn, and nobody waits for the others between: the
+  // first ones with other operands, so that what comes too early or late is seen.
+  constexpr std::size_t kCalls = 4;
+  AllSucceed(context, OnRanks(p, [&](int rank) {
+               const auto at = static_cast<std::size_t>(rank);
+               for (Stream& stream : streams[at]) {
+                 if (stream == nullptr) {
+                   runtime.stream_create_with_priority(&stream, kStreamNonBlocking, 0);
                  }
-                 Status status = site->Initialize(rank, streams[at]);
-                 std::vector<float> slots(block * (p - 1), -1e6F);
-                 std::vector<std::byte> workspace(shape.workspace_bytes);
+               }
+               Status status = site->Initialize(rank, streams[at][0]);
+               struct Buffers {
+                 std::vector<float> source, slots, x, w, y;
+                 std::vector<std::byte> workspace;
+               };
+               std::vector<Buffers> all(kCalls);
+               for (std::size_t call = 0; call < kCalls && status.ok(); ++call) {
+                 const Stream stream = streams[at][call % 2];
+                 const bool is_last = call + 1 == kCalls;
+                 Buffers& with = all[call];
+                 with.source = xs[at];
+                 for (float& element : with.source) {
+                   element += is_last ? 0 : 100 * static_cast<float>(call + 1);
+                 }
+                 with.slots.assign(block * (p - 1), -1e6F);
+                 with.workspace.resize(shape.workspace_bytes);
+                 with.y = ys[at];
                  // Computed on the stream right before.
-                 std::vector<float> x(xs[at].size(), -1e6F);
-                 std::vector<float> w(ws[at].size(), -1e6F);
-                 runtime.memcpy_async(x.data(), xs[at].data(), In(x).bytes, kMemcpyDeviceToDevice,
-                                      streams[at]);
-                 runtime.memcpy_async(w.data(), ws[at].data(), In(w).bytes, kMemcpyDeviceToDevice,
-                                      streams[at]);
-                 const std::array in{In(x), In(w)};
-                 const std::array out{Out(ys[at]), Out(slots), Out(workspace)};
-                 if (status.ok()) {
-                   status = site->Execute(rank, streams[at], kRun, in, out);
+                 with.x.assign(xs[at].size(), -1e6F);
+                 with.w.assign(ws[at].size(), -1e6F);
+                 runtime.memcpy_async(with.x.data(), with.source.data(), In(with.x).bytes,
+                                      kMemcpyDeviceToDevice, stream);
+                 runtime.memcpy_async(with.w.data(), ws[at].data(), In(with.w).bytes,
+                                      kMemcpyDeviceToDevice, stream);
+                 const std::array in{In(with.x), In(with.w)};
+                 const std::array out{is_last ? Out(ys[at]) : Out(with.y), Out(with.slots),
+                                      Out(with.workspace)};
+                 status = site->Execute(rank, stream, kRun, in, out);
+                 if (status.ok()) {  // as XLA, whose next kernels may use the memory
+                   runtime.memset_async(with.x.data(), 0xff, In(with.x).bytes, stream);
+                   runtime.memset_async(with.slots.data(), 0xff, In(with.slots).bytes, stream);
                  }
-                 // The buffers go: as what XLA puts on its stream next, after the whole call.
-                 const int error = runtime.stream_synchronize(streams[at]);
-                 return status.ok() && error != 0 ? Internal("the stream has failed") : status;
-               }));
-  }
+               }
+               int error = 0;
+               for (const Stream stream : streams[at]) {
+                 error = std::max(error, runtime.stream_synchronize(stream));
+               }
+               return status.ok() && error != 0 ? Internal("the stream has failed") : status;
+             }));
   std::size_t num_wrong = 0;
   for (std::size_t rank = 0; rank < p; ++rank) {
     for (std::size_t b = 0; b < shape.batch; ++b) {
@@ -339,9 +362,9 @@ void MultiplyInRing(Context& context, const RingShape& shape) {
   });
 }
 
-void MatrixProductsOfRings(Context& context) {
+void MultiplyInRings(Context& context) {
   for (const std::size_t p : {2U, 3U, 4U, 5U}) {
-    OpenEngine();
+    Engine::Get().Reset();
     for (const RingKind kind : {RingKind::kGatherRows, RingKind::kGatherInner,
                                 RingKind::kScatterRows, RingKind::kScatterColumns}) {
       for (const auto& [batch, rows] : {std::pair{1U, 5U}, std::pair{1U, 1U}, std::pair{3U, 2U}}) {
@@ -359,6 +382,115 @@ void MatrixProductsOfRings(Context& context) {
       }
     }
   }
+}
+
+void MatrixProductsOfRings(Context& context) {
+  OpenEngine();
+  TakeLog();
+  MultiplyInRings(context);
+  const std::string log = TakeLog();
+  context.Expect(Lines(log, " send ") > 0 && Lines(log, "kernel") == 0, "by NCCL");
+}
+
+void BlocksOfRingsGoOverPeerMemory(Context& context) {
+  Engine& engine = OpenEngine();
+  const WithPeers peers(engine);
+  TakeLog();
+  MultiplyInRings(context);
+  const std::string log = TakeLog();
+  context.Expect(Lines(log, " send ") == 0 && Lines(log, "kernel jaxcoll_say") > 0, "not by NCCL");
+}
+
+void BlocksBeyondAWindowGoByNccl(Context& context) {
+  Engine& engine = OpenEngine();
+  const WithPeers peers(engine);
+  const auto site = SiteOf(SmallGather(2), 2);
+  AllSucceed(context, OnRanks(2, [&](int rank) {
+               Status status = site->Initialize(rank, nullptr);
+               BlockSeat* blocks = nullptr;
+               const auto open = [&](std::size_t bytes) {
+                 status = status.ok()
+                              ? engine.Find(Devices(2))
+                                    ->OpenBlocks(rank, nullptr, bytes, engine.limits(), blocks)
+                              : status;
+                 return blocks;
+               };
+               BlockSeat* const small = open(1000);
+               context.Expect(small != nullptr && small == open(2000), "a window of one size");
+               context.Expect(small != open(3 << 20), "a window of another size");
+               context.Expect(open(kMostBlockBytes) == nullptr, "a window that is too large");
+               return status;
+             }));
+}
+
+/// What two ranks send blocks with, and a stream of each; another one of the first rank.
+struct BlockSeats {
+  explicit BlockSeats(Engine& engine) : site(SiteOf(SmallGather(2), 2)) {
+    for (Stream& stream : streams) {
+      engine.libraries().runtime.stream_create_with_priority(&stream, kStreamNonBlocking, 0);
+    }
+    statuses = OnRanks(2, [&](int rank) {
+      Status status = site->Initialize(rank, nullptr);
+      return status.ok() ? engine.Find(Devices(2))
+                               ->OpenBlocks(rank, nullptr, 1000, engine.limits(),
+                                            seats.at(static_cast<std::size_t>(rank)))
+                         : status;
+    });
+  }
+
+  std::array<Stream, 3> streams{};
+  std::array<BlockSeat*, 2> seats{};
+  std::unique_ptr<Site> site;
+  std::vector<Status> statuses;
+};
+
+void WhoSendsBlocksWaitsForRoom(Context& context) {
+  Engine& engine = OpenEngine();
+  const WithPeers peers(engine);
+  const Libraries& libraries = engine.libraries();
+  const BlockSeats with(engine);
+  AllSucceed(context, with.statuses);
+  const auto& [first, second] = with.seats;
+  const auto& [stream, other, unused] = with.streams;
+  const std::array<int, 2> blocks{7, 8};
+  for (const int& block : blocks) {
+    first->Begin(libraries, stream);
+    first->AwaitRoom(libraries, stream);
+    first->Send(libraries, stream, &block, sizeof(block), 1, 16, 0);
+    first->End(libraries, stream);
+  }
+  int got = 0;
+  for (const int block : blocks) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for the next one to come early
+    second->Begin(libraries, other);
+    second->AwaitArrival(libraries, other, 0);
+    libraries.runtime.memcpy_async(&got, second->slots() + 16, sizeof(got), kMemcpyDeviceToDevice,
+                                   other);
+    libraries.runtime.stream_synchronize(other);
+    context.Expect(got == block, [&] { return "got " + std::to_string(got); });
+    second->End(libraries, other);
+  }
+  libraries.runtime.stream_synchronize(stream);
+}
+
+void CallsOfADeviceTakeTheSlotsInTurn(Context& context) {
+  Engine& engine = OpenEngine();
+  const WithPeers peers(engine);
+  const Libraries& libraries = engine.libraries();
+  const BlockSeats with(engine);
+  AllSucceed(context, with.statuses);
+  const auto& [first, second] = with.seats;
+  const auto& [stream, of_second, other] = with.streams;
+  first->Begin(libraries, stream);
+  first->AwaitArrival(libraries, stream, 0);
+  first->End(libraries, stream);
+  first->Begin(libraries, other);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  context.Expect(libraries.runtime.stream_query(other) == kCudaErrorNotReady, "too early");
+  const int block = 1;
+  second->Begin(libraries, of_second);
+  second->Send(libraries, of_second, &block, sizeof(block), 0, 0, 0);
+  context.Expect(libraries.runtime.stream_synchronize(other) == 0, "an error");
 }
 
 void ProductsOfADeviceShareAHandle(Context& context) {
@@ -477,6 +609,10 @@ const Suite suite("cuda",
                       {"CopiesGoWhereTheyBelong", CopiesGoWhereTheyBelong},
                       {"RingsSendWhatIsThere", RingsSendWhatIsThere},
                       {"MatrixProductsOfRings", MatrixProductsOfRings},
+                      {"BlocksOfRingsGoOverPeerMemory", BlocksOfRingsGoOverPeerMemory},
+                      {"BlocksBeyondAWindowGoByNccl", BlocksBeyondAWindowGoByNccl},
+                      {"WhoSendsBlocksWaitsForRoom", WhoSendsBlocksWaitsForRoom},
+                      {"CallsOfADeviceTakeTheSlotsInTurn", CallsOfADeviceTakeTheSlotsInTurn},
                       {"ProductsOfADeviceShareAHandle", ProductsOfADeviceShareAHandle},
                       {"CommunicatorsAreMadeOnceAndTogether", CommunicatorsAreMadeOnceAndTogether},
                       {"DevicesStartTogether", DevicesStartTogether},

@@ -31,6 +31,7 @@
 
 #include "cuda/abi.h"
 #include "cuda/peer_call.h"
+#include "cuda/peer_flags.h"
 #include "cuda/peer_numbers.h"
 #include "cuda/peer_sum.h"
 #include "fake_between.h"
@@ -81,8 +82,8 @@ struct CUstream_st {
 struct CUevent_st {
   std::mutex mutex;  // guards the following
   std::condition_variable changed;
-  std::uint64_t recorded = 0;
-  std::uint64_t done = 0;
+  std::uint64_t recorded = 0;       // times
+  std::set<std::uint64_t> pending;  // of these; on several streams they end in any order
 };
 
 namespace {
@@ -583,7 +584,7 @@ EXPORT int cudaStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned 
   }
   return Run(stream, [=] {
     std::unique_lock<std::mutex> lock(event->mutex);
-    event->changed.wait(lock, [&] { return event->done >= awaited; });
+    event->changed.wait(lock, [&] { return event->pending.count(awaited) == 0; });
     return 0;
   });
 }
@@ -597,17 +598,18 @@ EXPORT int cudaEventRecord(CUevent_st* event, CUstream_st* stream) {
   {
     const std::lock_guard<std::mutex> lock(event->mutex);
     number = ++event->recorded;
+    event->pending.insert(number);
   }
   return Run(stream, [=] {
     const std::lock_guard<std::mutex> lock(event->mutex);
-    event->done = number;
+    event->pending.erase(number);
     event->changed.notify_all();
     return 0;
   });
 }
 EXPORT int cudaEventQuery(CUevent_st* event) {
   const std::lock_guard<std::mutex> lock(event->mutex);
-  return event->done == event->recorded ? 0 : kCudaErrorNotReady;
+  return event->pending.count(event->recorded) == 0 ? 0 : kCudaErrorNotReady;
 }
 EXPORT int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int kind,
                            CUstream_st* stream) {
@@ -716,8 +718,11 @@ class Team {
     return std::atomic_ref(const_cast<std::uint32_t&>(flag)).load();
   }
   std::uint32_t LoadFailure(const std::uint32_t& word) const { return Load(word); }
+  void Trap() { has_trapped_ = true; }
+  bool has_trapped() const { return has_trapped_; }
 
  private:
+  bool has_trapped_ = false;
   unsigned block_;
   unsigned num_blocks_;
 };
@@ -729,6 +734,7 @@ int RunSum(const std::byte* parameter, unsigned num_blocks) {
   if (breaks_peers) {
     call.windows[0] = call.windows[call.rank];
   }
+  bool has_trapped = false;
   for (unsigned block = 0; block < num_blocks; ++block) {
     Team team(block, num_blocks);
     const PeerSum<Element, Team> sum(call, team);
@@ -737,8 +743,21 @@ int RunSum(const std::byte* parameter, unsigned num_blocks) {
     } else {
       sum.TwoShot();
     }
+    has_trapped = has_trapped || team.has_trapped();
   }
-  return 0;
+  return has_trapped ? kTrapped : 0;
+}
+
+template <bool kSays>
+int RunSignal(const std::byte* parameter, unsigned num_blocks) {
+  PeerSignal signal;
+  std::memcpy(&signal, parameter, sizeof(signal));
+  if constexpr (kSays) {
+    SayFlags(signal, Team(0, 1));
+  } else {
+    AwaitFlags(signal, Team(0, 1));
+  }
+  return num_blocks == 1 ? 0 : kInvalidArgument;
 }
 
 template <typename Element>
@@ -754,6 +773,11 @@ std::map<std::string, CUfunc_st>& Kernels() {
   static auto* const kernels = [] {
     auto* const all = new std::map<std::string, CUfunc_st>();
     (*all)["jaxcoll_check"] = {&RunCheck, sizeof(void*), 1, ""};
+    for (const bool says : {true, false}) {
+      const std::string name = says ? "jaxcoll_say" : "jaxcoll_await";
+      (*all)[name] = {says ? &RunSignal<true> : &RunSignal<false>, sizeof(PeerSignal),
+                      PeerSignal::kMostFlags, name};
+    }
     AddSum<PlainElement<std::uint8_t>>(*all, "i8");
     AddSum<PlainElement<std::uint32_t>>(*all, "i32");
     AddSum<PlainElement<std::uint64_t>>(*all, "i64");

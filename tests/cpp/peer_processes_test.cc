@@ -424,11 +424,12 @@ void WhoDiesInASumIsNoticed(Context& context) {
     const int ordinal = job.OrdinalOf(rank);
     Stream stream = nullptr;
     libraries.runtime.stream_create_with_priority(&stream, kStreamNonBlocking, 0);
-    Status status = clique.Run(ordinal, stream, 7, /*is_first=*/false, {}, [&](const Seat& seat) {
-      const void* from = numbers[rank].data();
-      void* to = numbers[rank].data();
-      return sum.Enqueue(libraries, seat, stream, {&from, 1}, {&to, 1});
-    });
+    Status status = clique.Run(ordinal, stream, 7, /*is_first=*/false,
+                               !sum.traps(clique.SeatOf(ordinal)), {}, [&](const Seat& seat) {
+                                 const void* from = numbers[rank].data();
+                                 void* to = numbers[rank].data();
+                                 return sum.Enqueue(libraries, seat, stream, {&from, 1}, {&to, 1});
+                               });
     // As the engine's watch.
     while (!clique.Look(NowNs(), {.timeout_ns = 200'000'000, .first_timeout_ns = 200'000'000})) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));

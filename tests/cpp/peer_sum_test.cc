@@ -9,6 +9,7 @@
 #include <cmath>       // std::isnan, std::ldexp
 #include <cstddef>     // std::byte, std::size_t
 #include <cstdint>     // std::uint16_t, std::uint32_t
+#include <cstdlib>     // std::abort
 #include <cstring>     // std::memset
 #include <functional>  // std::function
 #include <limits>      // std::numeric_limits
@@ -69,6 +70,7 @@ class HostTeam {
   std::uint32_t LoadFailure(const std::uint32_t& word) const {
     return std::atomic_ref(const_cast<std::uint32_t&>(word)).load(std::memory_order_relaxed);
   }
+  void Trap() const { std::abort(); }  // no call here asks for it
 
  private:
   HostBlock& shared_;
@@ -115,6 +117,7 @@ struct Group {
                 ? 1U
                 : 0U,
         .has_failed = &has_failed,
+        .raised = nullptr,
         .windows = {}};
     for (std::size_t i = 0; i < windows.size(); ++i) {
       call.windows[i] = windows[i].get();
