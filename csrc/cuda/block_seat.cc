@@ -5,13 +5,24 @@
 namespace jaxcoll::cuda {
 
 Status BlockSeat::Create(const Libraries& libraries, const PeerSignals& signals, std::size_t rank,
-                         std::size_t num_ranks, const std::array<std::byte*, kMostPeers>& windows) {
+                         std::size_t num_ranks, const std::array<std::byte*, kMostPeers>& windows,
+                         Stream stream) {
   signals_ = signals;
   rank_ = rank;
   num_ranks_ = num_ranks;
   windows_ = windows;
-  const int error = libraries.runtime.event_create_with_flags(&done_, kEventDisableTiming);
-  return error == kCudaSuccess ? Status{} : libraries.OfRuntime("cudaEventCreateWithFlags", error);
+  if (const int error = libraries.runtime.event_create_with_flags(&done_, kEventDisableTiming);
+      error != kCudaSuccess) {
+    return libraries.OfRuntime("cudaEventCreateWithFlags", error);
+  }
+  std::uint32_t& unused = WindowOf(rank_).freed[rank_];
+  for (const Function kernel : {signals_.say, signals_.await}) {
+    if (Status status = Signal(libraries, stream, kernel, 0, unused, unused); !status.ok()) {
+      return status;
+    }
+  }
+  const int error = libraries.runtime.stream_synchronize(stream);
+  return error == kCudaSuccess ? Status{} : libraries.OfRuntime("cudaStreamSynchronize", error);
 }
 
 Status BlockSeat::Begin(const Libraries& libraries, Stream stream) {

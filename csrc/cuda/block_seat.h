@@ -17,9 +17,11 @@ namespace jaxcoll::cuda {
 
 class BlockSeat {
  public:
-  /// For the current device, which has mapped the windows of all ranks.
+  /// For the current device, which has mapped the windows of all ranks. Has run each kernel once on
+  /// `stream` when it returns: CUDA may load one where it first runs, and wait for the device then.
   Status Create(const Libraries& libraries, const PeerSignals& signals, std::size_t rank,
-                std::size_t num_ranks, const std::array<std::byte*, kMostPeers>& windows);
+                std::size_t num_ranks, const std::array<std::byte*, kMostPeers>& windows,
+                Stream stream);
 
   /// A call begins: what is on `stream` from here on may send and await.
   Status Begin(const Libraries& libraries, Stream stream);

@@ -38,7 +38,8 @@ Status BlockWindows::MakeSeats(const Libraries& libraries, const std::vector<Loc
     std::array<std::byte*, kMostPeers> windows{};
     Status status = windows_.Map(libraries, local[i], offers_, windows);
     if (status.ok()) {
-      status = seat.Create(libraries, signals[i], local[i].rank, offers_.size(), windows);
+      status = seat.Create(libraries, signals[i], local[i].rank, offers_.size(), windows,
+                           local[i].stream);
     }
     if (!status.ok()) {
       status.message = "rank " + std::to_string(local[i].rank) + ": " + status.message;

@@ -40,8 +40,8 @@ _MAX_SIZE = 2**31 - 1  # the BLAS counts with 32 bits
 # rows are as fast or faster with a block on each core than with XLA's matmul of all blocks on all
 # cores: on 2 cores of Intel Xeon and of AMD EPYC.
 _LARGE_BLOCK_PRODUCTS = 2**31
-# Of half precision, which XLA multiplies as it is, and this BLAS in float32: in bfloat16 that takes
-# about twice as long where the processor has instructions for it (benchmarks/blas.py).
+# Of half precision, which this BLAS multiplies in float32: in bfloat16 that takes about twice as
+# long as XLA's where the processor has instructions for it (benchmarks/blas.py).
 _MOST_HALF_PRODUCTS = 2**20
 # Where the BLAS keeps up with XLA's matmul, one call is faster from so many rows of a block on,
 # within a process if its w has so many rows and columns: on 2 cores of AMD EPYC (Zen 3).
@@ -116,29 +116,40 @@ def wide(x: Any, w: Any) -> Any:
     return np.dtype(np.float64 if np.float64 in (x.dtype, w.dtype) else np.float32)
 
 
-def multiply(x: Any, w: Any) -> Any:
-    """Returns the product in `wide`."""
+def multiply(x: Any, w: Any, *, platforms: Sequence[str] = (), rounded: Any = None) -> Any:
+    """Returns the product in `wide`; or `rounded`, to a dtype, where nothing is added to it.
+
+    `platforms`: those of the program, as far as they are known.
+    """
     dtype = wide(x, w)
+    result = dtype if rounded is None else rounded
+    is_on_cpu = tuple(platforms) == ("cpu",)
     # A cotangent beside an operand of half precision; or XLA converts them, too, but of products
-    # that are wider than their factors slowly: in 1.2 to 1.7 times the time.
-    if x.dtype != w.dtype or (_cpu.converts(x.dtype.name) and jax.default_backend() == "cpu"):
+    # that are wider than their factors slowly.
+    if x.dtype != w.dtype or (is_on_cpu and _cpu.converts(x.dtype.name)):
         x, w = x.astype(dtype), w.astype(dtype)
-    return jnp.matmul(x, w, preferred_element_type=dtype)
+    # Elsewhere sums are in float32 all the same, and less is written where they are rounded.
+    rounds_at_once = bool(platforms) and not is_on_cpu and x.dtype == result
+    product = jnp.matmul(x, w, preferred_element_type=result if rounds_at_once else dtype)
+    return product.astype(result)
 
 
 def gather_then_multiply(
-    x: Any, w: Any, *, axes: AxisName, axis: int, dtype: Any, backend: Backend | None
-) -> Any:
+    x: Any, w: Any, *, axes: AxisName, axis: int, dtype: Any, backend: Backend | None,
+    platforms: Sequence[str] = (),
+) -> Any:  # fmt: skip
     """`all_gather_matmul` in two steps."""
     gathered = all_gather(x, axes, axis=x.ndim + axis, tiled=True, backend=backend)
-    return multiply(gathered, w).astype(dtype)
+    return multiply(gathered, w, platforms=platforms, rounded=dtype)
 
 
 def multiply_then_scatter(
-    x: Any, w: Any, *, axes: AxisName, axis: int, dtype: Any, backend: Backend | None
-) -> Any:
+    x: Any, w: Any, *, axes: AxisName, axis: int, dtype: Any, backend: Backend | None,
+    platforms: Sequence[str] = (),
+) -> Any:  # fmt: skip
     """`matmul_reduce_scatter` in two steps."""
-    y = multiply(x, w)
+    is_alone = lax.axis_size(axes) == 1
+    y = multiply(x, w, platforms=platforms, rounded=dtype if is_alone else None)
     summed = reduce_scatter(y, axes, scatter_dimension=y.ndim + axis, tiled=True, backend=backend)
     return summed.astype(dtype)
 
@@ -298,11 +309,16 @@ def _lower(
         ctx: mlir.LoweringRuleContext, x: Any, w: Any, *, axes: tuple[str, ...], axis: int,
         dtype: Any, backend: Backend,
     ) -> Sequence[Any]:  # fmt: skip
+        platforms = ctx.module_context.platforms
+
         def two_steps(x: Any, w: Any, backend: Backend) -> Any:
-            return in_two_steps(x, w, axes=axes, axis=axis, dtype=dtype, backend=backend)
+            return in_two_steps(
+                x, w, axes=axes, axis=axis, dtype=dtype, backend=backend, platforms=platforms
+            )
 
         def ring(x: Any, w: Any) -> Any:
-            return in_a_ring(x, w, axes=axes, axis=axis, multiply=multiply).astype(dtype)
+            product = ft.partial(multiply, platforms=platforms)
+            return in_a_ring(x, w, axes=axes, axis=axis, multiply=product).astype(dtype)
 
         def traced(f: Callable[..., Any]) -> Sequence[Any]:
             with _compat.without_varying_axes():
@@ -337,7 +353,10 @@ def _overlaps(ctx: mlir.LoweringRuleContext, axes: tuple[str, ...]) -> bool:
     groups = _compat.replica_groups(ctx, axes, None)
     if groups is None or any(group != sorted(group) for group in groups):
         return False  # lax.ppermute has no meaning for axes that are not in the mesh's order
-    if tuple(ctx.module_context.platforms) != ("cpu",):
+    platforms = tuple(ctx.module_context.platforms)
+    if platforms == ("cuda",):
+        return False  # there sends are slower than a gather, and take what multiplies
+    if platforms != ("cpu",):
         return True
     return len(groups[0]) > 1 and spans_processes(ctx, groups)
 

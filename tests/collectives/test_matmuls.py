@@ -394,16 +394,47 @@ def test_a_blas_as_fast_as_xlas_matmul(monkeypatch: pytest.MonkeyPatch):
 def test_where_the_processor_multiplies_in_float32(
     dtype: str, flags: set[str], converts: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    if platform.machine() == "x86_64":
+    if platform.machine() == "x86_64" and pathlib.Path("/proc/cpuinfo").exists():
         assert "sse2" in _cpu.flags()
     monkeypatch.setattr(_cpu, "flags", lambda: flags)
     assert _cpu.converts(dtype) is converts
     # XLA's products that are wider than their factors are slow where it converts these.
+    assert _product(dtype, platforms=("cpu",)) == ("float32" if converts else dtype, "float32")
+    assert _product(dtype, platforms=("cuda",)) == (dtype, "float32")
+    assert _product(dtype, platforms=("cuda",), rounded=dtype) == (dtype, dtype)
+    assert _product(dtype, rounded=dtype) == (dtype, "float32")  # of any platform
+
+
+def _product(dtype: str, **options: Any) -> tuple[str, str]:
+    """Returns the dtypes of the factors and of the product, as they are multiplied."""
     x, w = (jax.ShapeDtypeStruct((2, 2), dtype) for _ in range(2))
-    traced = jax.make_jaxpr(lambda x, w: _matmul.multiply(x, w))(x, w)
+    traced = jax.make_jaxpr(lambda x, w: _matmul.multiply(x, w, **options))(x, w)
     (product,) = (e for e in traced.eqns if "dot_general" in str(e))
-    assert product.invars[0].aval.dtype == (np.float32 if converts else jnp.dtype(dtype))
-    assert product.outvars[0].aval.dtype == np.float32
+    return product.invars[0].aval.dtype.name, product.outvars[0].aval.dtype.name
+
+
+def test_values_are_the_same_where_factors_are_converted(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(5)
+    x = jnp.asarray(rng.integers(-3, 4, (2, 8, 4)), jnp.bfloat16)
+    w = jnp.asarray(rng.integers(-3, 4, (3, 4, 6)), jnp.bfloat16)
+
+    def loss(x: Any, w: Any) -> Any:
+        ys = jax.vmap(lambda w: jaxcoll.all_gather_matmul(x, w, "x", backend="lax"))(w)
+        z = jaxcoll.matmul_reduce_scatter(x, w[0], "x", backend="lax")
+        total = sum(jnp.sum(y.astype(np.float32) ** 2) for y in (ys, z))
+        return jax.lax.psum(total, "x")
+
+    found = []
+    for converts in (True, False):
+        monkeypatch.setattr(_cpu, "converts", lambda dtype, converts=converts: converts)
+        jax.clear_caches()
+        f = jax.shard_map(
+            jax.value_and_grad(loss, argnums=(0, 1)), mesh=mesh(2),
+            in_specs=(jax.P(None, "x"), jax.P()), out_specs=(jax.P(), (jax.P(None, "x"), jax.P())),
+        )  # fmt: skip
+        found.append(jax.jit(f)(x, w))
+    jax.clear_caches()
+    assert_same(*found)
 
 
 @needs_native

@@ -401,6 +401,20 @@ void BlocksOfRingsGoOverPeerMemory(Context& context) {
   context.Expect(Lines(log, " send ") == 0 && Lines(log, "kernel jaxcoll_say") > 0, "not by NCCL");
 }
 
+/// In each call: for room, and for what the other sends; and back.
+void EachCallAwaitsRoom(Context& context) {
+  Engine& engine = OpenEngine();
+  const WithPeers peers(engine);
+  MultiplyInRing(context, {.num_ranks = 2, .rows = 2, .inner = 2, .columns = 2});
+  TakeLog();
+  MultiplyInRing(context, {.num_ranks = 2, .rows = 2, .inner = 2, .columns = 2});
+  const std::string log = TakeLog();
+  constexpr std::size_t kCalls = 4;
+  context.Expect(Lines(log, "kernel jaxcoll_await") == 2 * 2 * kCalls &&
+                     Lines(log, "kernel jaxcoll_say") == 2 * 2 * kCalls,
+                 log);
+}
+
 void BlocksBeyondAWindowGoByNccl(Context& context) {
   Engine& engine = OpenEngine();
   const WithPeers peers(engine);
@@ -610,6 +624,7 @@ const Suite suite("cuda",
                       {"RingsSendWhatIsThere", RingsSendWhatIsThere},
                       {"MatrixProductsOfRings", MatrixProductsOfRings},
                       {"BlocksOfRingsGoOverPeerMemory", BlocksOfRingsGoOverPeerMemory},
+                      {"EachCallAwaitsRoom", EachCallAwaitsRoom},
                       {"BlocksBeyondAWindowGoByNccl", BlocksBeyondAWindowGoByNccl},
                       {"WhoSendsBlocksWaitsForRoom", WhoSendsBlocksWaitsForRoom},
                       {"CallsOfADeviceTakeTheSlotsInTurn", CallsOfADeviceTakeTheSlotsInTurn},

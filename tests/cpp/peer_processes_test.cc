@@ -1,9 +1,11 @@
-// tests/cpp/peer_processes_test.cc: small sums over peer memory between processes, on the CUDA
-// runtime and NCCL of fake_cuda.cc. Threads are the processes, each with cliques of its own.
+// tests/cpp/peer_processes_test.cc: small sums and blocks over peer memory between processes, on
+// the CUDA runtime and NCCL of fake_cuda.cc. Threads are the processes, each with cliques of its
+// own.
 #include <dlfcn.h>  // dlopen, dlsym
 
 #include <algorithm>           // std::copy
 #include <array>               // std::array
+#include <atomic>              // std::atomic
 #include <chrono>              // std::chrono
 #include <condition_variable>  // std::condition_variable
 #include <cstddef>             // std::byte, std::size_t
@@ -443,6 +445,109 @@ void WhoDiesInASumIsNoticed(Context& context) {
               "site 7: waited 0.2 s for other processes, devices 41, 42");
 }
 
+// ---- Blocks -------------------------------------------------------------------------------------
+
+/// Slots for so many bytes, on each rank that can.
+std::vector<Status> OpenBlocks(Job& job, std::size_t bytes, std::vector<BlockSeat*>& seats) {
+  seats.assign(job.num_ranks(), nullptr);
+  return job.OnRanks([&](std::size_t rank) {
+    return job.CliqueOf(rank).OpenBlocks(job.OrdinalOf(rank), nullptr, bytes,
+                                         {.timeout_ns = kLong, .first_timeout_ns = kLong},
+                                         seats[rank]);
+  });
+}
+
+void BlocksGoToTheMemoryOfOtherProcesses(Context& context) {
+  const Libraries& libraries = OpenLibraries();
+  for (const bool do_share : {false, true}) {
+    for (const auto& [processes, devices] :
+         {std::pair<std::size_t, std::size_t>{2, 1}, {4, 1}, {2, 2}}) {
+      Job job(processes, {.devices = devices, .do_share = do_share});
+      std::vector<BlockSeat*> seats;
+      if (!AllSucceed(context, job.Join()) || !AllSucceed(context, OpenBlocks(job, 1000, seats))) {
+        return;
+      }
+      const std::size_t p = job.num_ranks();
+      std::vector<std::array<std::size_t, 2>> got(p);
+      AllSucceed(context, job.OnRanks([&](std::size_t rank) {
+        BlockSeat& seat = *seats[rank];
+        const Stream stream = job.CliqueOf(rank).SeatOf(job.OrdinalOf(rank)).side_stream;
+        const std::array<std::size_t, 2> numbers{rank, 100 + rank};
+        Status status;
+        const auto then = [&](const auto& put) { status = status.ok() ? put() : status; };
+        for (std::size_t call = 0; call < 2; ++call) {
+          const std::size_t& number = numbers.at(call);
+          then([&] { return seat.Begin(libraries, stream); });
+          then([&] { return seat.AwaitRoom(libraries, stream); });
+          then([&] {
+            return seat.Send(libraries, stream, &number, sizeof(number), (rank + 1) % p, 8, 1);
+          });
+          then([&] { return seat.AwaitArrival(libraries, stream, 1); });
+          libraries.runtime.memcpy_async(&got[rank].at(call), seat.slots() + 8, sizeof(number),
+                                         kMemcpyDeviceToDevice, stream);
+          then([&] { return seat.End(libraries, stream); });
+        }
+        libraries.runtime.stream_synchronize(stream);
+        return status;
+      }));
+      for (std::size_t rank = 0; rank < p; ++rank) {
+        const std::size_t before = (rank + p - 1) % p;
+        context.Expect(got[rank] == std::array{before, 100 + before}, "what has come");
+      }
+      context.Expect(notices.empty(), "no problem");
+    }
+  }
+}
+
+void WindowsThatOneCannotMakeNobodyHas(Context& context) {
+  const Libraries& libraries = OpenLibraries();
+  static std::atomic<bool> is_broken{false};
+  for (const bool of_malloc : {true, false}) {
+    is_broken = false;
+    Libraries broken = libraries;
+    if (of_malloc) {
+      broken.runtime.malloc = [](void** data, std::size_t bytes) {
+        return is_broken ? 2 : OpenLibraries().runtime.malloc(data, bytes);
+      };
+    } else {
+      broken.ipc.open_mem_handle = [](void** memory, IpcHandle handle, unsigned flags) {
+        return is_broken ? 1 : OpenLibraries().ipc.open_mem_handle(memory, handle, flags);
+      };
+    }
+    Job job(2, {.change = [&](Surroundings& of) {
+              of.libraries = process == 1 ? &broken : &libraries;
+            }});
+    AllSucceed(context, job.Join());
+    is_broken = true;
+    for (int times = 0; times < 2; ++times) {  // which is said once
+      std::vector<BlockSeat*> seats;
+      AllSucceed(context, OpenBlocks(job, 1000, seats));
+      context.Expect(seats[0] == nullptr && seats[1] == nullptr, "nobody has them");
+    }
+    context.Expect(notices.size() == 2, "both say so");
+    for (const std::string& notice : notices) {
+      ExpectPart(context, notice,
+                 "blocks of collective matmuls of devices 40, 41 go by NCCL: rank 1: ");
+      ExpectPart(context, notice, of_malloc ? "cudaMalloc" : "cudaIpcOpenMemHandle");
+    }
+    Sum(context, job, 3);  // small sums have their windows
+  }
+}
+
+void WhoStaysAwayFromWindowsIsNamed(Context& context) {
+  for (const std::int64_t later : {0, 1}) {
+    Job job(3, {});
+    AllSucceed(context, job.Join());
+    // 2^21 bytes are a number of 22 bits.
+    job.of_store().stays_away_from = {22 * Rounds::kMost + later};
+    job.of_store().patience = std::chrono::milliseconds(200);
+    std::vector<BlockSeat*> seats;
+    const std::vector<Status> statuses = OpenBlocks(job, 1000, seats);
+    ExpectInAll(context, {statuses[0], statuses[1], job.CliqueOf(0).Failure()},
+                "process 2 has not come to round " + std::to_string(22 * Rounds::kMost + later));
+  }
+}
+
 const Suite suite("peer_processes",
                   {
                       {"SumsGoOverTheMemoryOfOtherProcesses", SumsGoOverTheMemoryOfOtherProcesses},
@@ -451,6 +556,9 @@ const Suite suite("peer_processes",
                       {"TheProbeIsOfAllProcesses", TheProbeIsOfAllProcesses},
                       {"WhoStaysAwayIsNamed", WhoStaysAwayIsNamed},
                       {"WhoDiesInASumIsNoticed", WhoDiesInASumIsNoticed},
+                      {"BlocksGoToTheMemoryOfOtherProcesses", BlocksGoToTheMemoryOfOtherProcesses},
+                      {"WindowsThatOneCannotMakeNobodyHas", WindowsThatOneCannotMakeNobodyHas},
+                      {"WhoStaysAwayFromWindowsIsNamed", WhoStaysAwayFromWindowsIsNamed},
                   });
 
 }  // namespace

@@ -31,6 +31,8 @@ def break_down(kind: str, mesh: Any) -> None:
         jax.block_until_ready((step(xs), other(few)))
     if fault.calls is not _total:
         step = _program(mesh, fault.calls).lower(xs).compile()
+    if fault.is_known:
+        jax.block_until_ready(step(xs))
     jaxcoll.config.timeout_s = jaxcoll.config.compile_timeout_s = LIMIT_S
     is_last = jax.process_index() == jax.process_count() - 1
     begun = time.monotonic()
@@ -79,19 +81,31 @@ def _many_totals(x: Any) -> Any:
     return jax.lax.fori_loop(0, _MANY, lambda _, x: _total(x), x)
 
 
+def _product(x: Any) -> Any:
+    x = x.reshape(1024, -1)
+    return jaxcoll.all_gather_matmul(x, x, "x", backend="native")
+
+
 class Fault(NamedTuple):
-    """What the last process does, what it says, and what the others call: the function, the op."""
+    """What the last process does, what it says, and what the others call: the function, the op.
+
+    And whether all have made that call before.
+    """
 
     of_last: Callable[[Callable[[], Any]], None]
     says: str
     calls: Callable[[Any], Any] = _total
     op: str = "all_reduce"
+    is_known: bool = False
 
 
 FAULTS = {
     "late": Fault(_stay_away, "stays away"),
     "late at first": Fault(_stay_away, "stays away", _shift, "ppermute"),
     "late for many": Fault(_stay_away, "stays away", _many_totals),
+    "late for a block": Fault(
+        _stay_away, "stays away", _product, "all_gather_matmul", is_known=True
+    ),
     "killed": Fault(_die, "dies"),
     "another": Fault(_call_another, "calls another"),
 }

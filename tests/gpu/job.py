@@ -1,7 +1,7 @@
 """A process of a job on GPUs, or, to be tried, on CPU devices: job.py KIND.
 
 KIND: `whole` and `few`: the table of ops, and training as on one device. `small`: see
-small_sums.py. Others: see faults.py.
+small_sums.py; `blocks`: blocks.py. Others: see faults.py.
 """
 
 import importlib
@@ -18,6 +18,7 @@ del sys.path[-1]
 
 def main(what: str) -> None:
     gpu_jobs.join()
+    import blocks
     import conformance
     import faults
     import jax
@@ -36,6 +37,13 @@ def main(what: str) -> None:
             found = list(small_sums.sums(mesh))
         small = [one.order for one in found if one.sent <= small_sums.MOST_BYTES]
         print(f"right: {len(found)}, small: {len(small)}, by rank: {small.count('by rank')}")
+        return
+    if what == "blocks":
+        print(f"right: {len(list(blocks.products(mesh)))} products", flush=True)
+        if jax.default_backend() == "gpu":
+            blocks.leave_to_nccl()
+            list(blocks.products(mesh))
+            print("right, and by NCCL")
         return
     table = conformance.rows if what == "whole" else conformance.a_few
     with jax.enable_x64(True):

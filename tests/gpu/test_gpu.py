@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gpu import faults
+from gpu import blocks, faults
 from gpu.bench import gpu_jobs
 
 JOB = pathlib.Path(__file__).with_name("job.py")
@@ -80,6 +80,21 @@ def test_small_sums_of_processes_that_share_a_gpu(processes: int, shared: dict[s
     if "over peer memory" in said[0].text:  # `jaxcoll.info` says why not
         pytest.skip(next(line for line in said[0].text.splitlines() if "over peer memory" in line))
     assert_small(said)
+
+
+def test_collective_matmuls_of_processes_that_share_a_gpu(shared: dict[str, str]):
+    """Whose blocks go over peer memory, and then by NCCL."""
+    said = run("blocks", 2, SMALL_LIMIT_S, **shared)
+    assert_blocks(said)
+    for text, _ in said:
+        assert "and by NCCL" in text, text
+
+
+def assert_blocks(said: list[Any]) -> None:
+    """Asserts that all processes have found collective matmuls right."""
+    for text, status in said:
+        assert status == 0, text
+        assert f"right: {2 * len(blocks.SHAPES)} products" in text, text
 
 
 def test_all_gpus_of_a_process():

@@ -7,7 +7,7 @@ import pytest
 from checks import native_missing
 from gpu import faults
 from gpu.bench import gpu_jobs
-from gpu.test_gpu import JOB, assert_small, assert_whole
+from gpu.test_gpu import JOB, assert_blocks, assert_small, assert_whole
 from processes.run_job import job_environment
 
 pytestmark = pytest.mark.skipif(native_missing() is not None, reason="about native calls")
@@ -35,6 +35,11 @@ def test_what_is_right(processes: int, devices: int, what: str):
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_small_sums(processes: int):
     assert_small(run("small", processes))
+
+
+@pytest.mark.full
+def test_collective_matmuls():
+    assert_blocks(run("blocks", 2))
 
 
 @pytest.mark.full

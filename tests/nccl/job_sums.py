@@ -1,7 +1,8 @@
 """A process of a job that sums over peer memory on the fake: job_sums.py KIND LIBRARIES.
 
-KIND: `sums`: all dtypes, and after a reset; `refused`: the last process can't map the others'
-memory; `late` and `killed`: the last process stays away from a call, or dies before it.
+KIND: `sums`: all dtypes, and after a reset; `blocks`: collective matmuls; `refused`: the last
+process can't map the others' memory; `late`, `late for a block` and `killed`: the last process
+stays away from a call, or dies before it.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from gpu import small_sums
+from gpu import blocks, small_sums
 from nccl import on_fake
 
 import jaxcoll
@@ -62,6 +63,17 @@ def _sum_all(log: Log) -> None:
     print("all right")
 
 
+def _multiply_blocks(log: Log) -> None:
+    log()
+    # The last one needs a larger window.
+    for right in blocks.products(_mesh(), [(3, 5, 7), (16, 8, 24), (256, 2100, 1)]):
+        lines = log()
+        assert "kernel jaxcoll_say" in lines, (right, lines)
+        assert "kernel jaxcoll_await" in lines, (right, lines)
+        assert " send " not in lines, (right, lines)
+    print("all right")
+
+
 def _sum_with_nccl(log: Log) -> None:
     said: list[str] = []
     handler = logging.Handler()
@@ -79,9 +91,13 @@ def _sum_with_nccl(log: Log) -> None:
     print("said:", *(text for text in said if "are NCCL's" in text))
 
 
-def _stay_away(log: Log, leave: Callable[[], None] = lambda: time.sleep(5 * LIMIT_S)) -> None:
+def _wait() -> None:
+    time.sleep(5 * LIMIT_S)
+
+
+def _stay_away(log: Log, leave: Callable[[], None] = _wait, multiplies: bool = False) -> None:
     del log
-    program = _program()
+    program = _program(_product if multiplies else _total)
     for _ in range(2):  # the first time has another limit
         _run(program)
     jaxcoll.config.timeout_s = LIMIT_S
@@ -98,11 +114,22 @@ def _stay_away(log: Log, leave: Callable[[], None] = lambda: time.sleep(5 * LIMI
     os._exit(0)
 
 
+def _stay_away_from_a_block(log: Log) -> None:
+    _stay_away(log, multiplies=True)
+
+
 def _die(log: Log) -> None:
     _stay_away(log, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-_KINDS = {"sums": _sum_all, "refused": _sum_with_nccl, "late": _stay_away, "killed": _die}
+_KINDS = {
+    "sums": _sum_all,
+    "blocks": _multiply_blocks,
+    "refused": _sum_with_nccl,
+    "late": _stay_away,
+    "late for a block": _stay_away_from_a_block,
+    "killed": _die,
+}
 
 
 def _is_last() -> bool:
@@ -113,13 +140,18 @@ def _mesh() -> Any:
     return jax.make_mesh((jax.process_count(),), ("x",))
 
 
-def _program() -> Any:
+def _total(x: Any) -> Any:
+    return jaxcoll.all_reduce(x, "x")
+
+
+def _product(x: Any) -> Any:
+    return jaxcoll.all_gather_matmul(x, x.T, "x", backend="native")
+
+
+def _program(f: Callable[[Any], Any] = _total) -> Any:
     return jax.jit(
-        jax.shard_map(
-            lambda x: jaxcoll.all_reduce(x, "x"), mesh=_mesh(), in_specs=jax.P("x"),
-            out_specs=jax.P("x"), check_vma=False,
-        )
-    )  # fmt: skip
+        jax.shard_map(f, mesh=_mesh(), in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False)
+    )
 
 
 def _ones() -> Any:

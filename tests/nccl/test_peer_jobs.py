@@ -1,4 +1,4 @@
-"""Small sums over the memory of other processes, in jobs of several; the kernels' body is real."""
+"""Small sums and blocks over the memory of other processes; the kernels' body is real."""
 
 import pathlib
 import re
@@ -35,6 +35,13 @@ def test_sums_of_all_dtypes(processes: int, gpus: str, run: Run):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("processes", "gpus"), [(2, "shared"), (3, "own")])
+def test_collective_matmuls(processes: int, gpus: str, run: Run):
+    for lines in run("blocks", processes, gpus).values():
+        assert "all right" in lines
+
+
+@pytest.mark.slow
 def test_what_one_cannot_do_nobody_does(run: Run):
     for lines in run("refused", 2).values():
         (reason,) = (line for line in lines if line.startswith("reason: "))
@@ -44,9 +51,10 @@ def test_what_one_cannot_do_nobody_does(run: Run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["late", "killed"])
+@pytest.mark.parametrize("kind", ["late", "late for a block", "killed"])
 def test_one_that_does_not_come_is_named(kind: str, run: Run):
     lines = run(kind, 2, expect=None)[0]
     (raised,) = (line for line in lines if line.startswith("raised after "))
-    named = r'all_reduce over "x" of .*: waited 1.0 s for other processes, devices 2048'
+    op = "all_gather_matmul" if kind == "late for a block" else "all_reduce"
+    named = rf'{op} over "x" of .*: waited 1.0 s for other processes, devices 2048'
     assert re.search(rf"^raised after [1-4] s: .*{named}", raised), raised

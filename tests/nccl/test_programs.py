@@ -135,9 +135,12 @@ def test_communicators_are_made_once_for_a_group(gpus: Log):
     assert log.count("init rank") == 4
 
 
-@pytest.mark.product(dtype=(np.float32, jnp.bfloat16), axis=(-2, -1), size=(2, 3))
-def test_matmuls(axis: int, size: int, dtype: Any, gpus: Log):
-    """With their gradients, whose operands are transposed."""
+@pytest.mark.product(
+    dtype=(np.float32, jnp.bfloat16), axis=(-2, -1), size=(2, 3), way=("gpus", "peers")
+)
+def test_matmuls(axis: int, size: int, dtype: Any, way: str, request: pytest.FixtureRequest):
+    """With their gradients, whose operands are transposed; by NCCL and over peer memory."""
+    log: Log = request.getfixturevalue(way)
     rng = np.random.default_rng(size)
     x = jnp.asarray(rng.integers(-3, 4, (2, 6 * size, 4)), dtype)
     w = jnp.asarray(rng.integers(-3, 4, (4, 3 * size)), dtype)
@@ -158,9 +161,11 @@ def test_matmuls(axis: int, size: int, dtype: Any, gpus: Log):
             return jax.jit(mapped)(x, w)
 
     expected = run("lax")
-    gpus()
+    log()
     assert_same(run("native"), expected)
-    assert "send" in gpus()
+    lines = log()
+    assert (" send " in lines) == (way == "gpus")
+    assert ("kernel jaxcoll_say" in lines) == (way == "peers")
 
 
 def test_the_program_for_cuda(gpus: Log):
