@@ -449,10 +449,12 @@ def _ask(
         try:
             said[process] = client.blocking_key_value_get(key % process, left_ms)
         except jax.errors.JaxRuntimeError as error:
+            what = "communicators" if number < _ROUNDS else "windows"
+            call = "collective" if number < _ROUNDS else "collective matmul"
             has_not = (
-                "has not gone on to make its communicators"
+                f"has not gone on to make its {what}"
                 if number % _ROUNDS
-                else "has not begun a program with a collective over them"
+                else f"has not begun a program with a {call} over them"
             )
             return said, f"process {process} {has_not} within {limit_s:g} s ({error})"
         if said[process].startswith(_GAVE_UP):

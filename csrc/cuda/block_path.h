@@ -42,9 +42,11 @@ class BlockPath {
   Status Follow(Event event) const {
     return cuda::Follow(libraries_, seat_.side_stream, stream_, event);
   }
-  /// Puts these on the side stream; `done` is recorded there.
+  /// Puts these on the side stream; `done` is recorded there by NCCL's way, where all travel at
+  /// once. Over peer memory they travel one after the other.
   Status Exchange(std::span<const Parcel> parcels, Event done) const;
-  /// What comes next on the stream comes after an arrival of an exchange that records `done`.
+  /// What comes next on the stream comes after an arrival, or, by NCCL, after the exchange that
+  /// has recorded `done`.
   Status Await(std::size_t arrival, Event done) const;
   /// After all else of the call. Takes an event.
   Status End(Event ended);

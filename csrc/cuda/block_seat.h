@@ -17,8 +17,9 @@ namespace jaxcoll::cuda {
 
 class BlockSeat {
  public:
-  /// For the current device, which has mapped the windows of all ranks. Has run each kernel once on
-  /// `stream` when it returns: CUDA may load one where it first runs, and wait for the device then.
+  /// For the current device, which has mapped the windows of all ranks. Each kernel has run, and
+  /// each neighbour's window was copied to, on `stream` when it returns: CUDA may load what is
+  /// first used, and wait for the device then, which may wait for another one.
   Status Create(const Libraries& libraries, const PeerSignals& signals, std::size_t rank,
                 std::size_t num_ranks, const std::array<std::byte*, kMostPeers>& windows,
                 Stream stream);
@@ -46,8 +47,13 @@ class BlockSeat {
   [[nodiscard]] std::byte* SlotsOf(std::size_t rank) const { return windows_.at(rank) + kSlotsAt; }
   [[nodiscard]] std::size_t after() const { return (rank_ + 1) % num_ranks_; }
   [[nodiscard]] std::size_t before() const { return (rank_ + num_ranks_ - 1) % num_ranks_; }
-  /// Of this call, where it has `value`.
-  Status Signal(const Libraries& libraries, Stream stream, Function kernel, std::uint32_t value,
+  static Status Copy(const Libraries& libraries, Stream stream, void* to, const void* from,
+                     std::size_t bytes);
+  struct Said {
+    std::uint32_t value;
+    bool is_exact = false;  ///< see PeerSignal
+  };
+  Status Signal(const Libraries& libraries, Stream stream, Function kernel, const Said& said,
                 std::uint32_t& flag, std::uint32_t& other) const;
 
   PeerSignals signals_;

@@ -16,21 +16,22 @@ namespace jaxcoll::cuda {
 
 /// A call fills each of these at most once: two parts of a block of each other rank.
 inline constexpr std::size_t kMostArrivals = 2 * (kMostPeers - 1);
-/// Beyond, blocks go by NCCL: windows are never freed.
-inline constexpr std::size_t kMostBlockBytes = std::size_t{1} << 30;
+/// Of the slots; beyond, blocks go by NCCL: windows are never freed.
+inline constexpr std::size_t kMostSlotBytes = std::size_t{1} << 30;
 
 struct BlockWindow {
   std::uint32_t arrived[kMostArrivals];  ///< the number of the call
   std::uint32_t freed[kMostPeers];       ///< by rank: its latest call that is over
+  std::uint32_t tried[kMostPeers];       ///< by rank, which has copied there; for nothing else
 };
 
 inline constexpr std::size_t kSlotsAt = 256;
 static_assert(sizeof(BlockWindow) <= kSlotsAt);
 
-/// Of windows with slots for so many bytes: a few sizes serve all calls of a group.
-constexpr std::size_t BlockWindowBytes(std::size_t slot_bytes) {
-  constexpr std::size_t kLeast = std::size_t{1} << 21;
-  return slot_bytes + kSlotsAt <= kLeast ? kLeast : std::bit_ceil(slot_bytes + kSlotsAt);
+/// Of the slots of a window that has so many bytes of them: a few sizes serve all calls of a group.
+constexpr std::size_t RoundedSlotBytes(std::size_t bytes) {
+  constexpr std::size_t kLeast = std::size_t{1} << 20;
+  return bytes <= kLeast ? kLeast : std::bit_ceil(bytes);
 }
 
 }  // namespace jaxcoll::cuda

@@ -4,12 +4,12 @@
 
 namespace jaxcoll::cuda {
 
-Status BlockWindows::Make(const Libraries& libraries, std::size_t bytes,
+Status BlockWindows::Make(const Libraries& libraries, std::size_t slot_bytes,
                           const std::vector<LocalRank>& local,
                           const std::vector<PeerSignals>& signals, Rounds& rounds) {
   offers_.resize(rounds.num_ranks());
   for (const LocalRank& rank : local) {
-    windows_.Offer(libraries, rank, bytes, rounds.is_needed(), offers_[rank.rank]);
+    windows_.Offer(libraries, rank, kSlotsAt + slot_bytes, rounds.is_needed(), offers_[rank.rank]);
   }
   if (Status status = rounds.Share(offers_); !status.ok()) {
     return status;

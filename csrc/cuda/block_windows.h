@@ -22,8 +22,9 @@ class BlockWindows {
  public:
   /// Makes and maps them, in two rounds of the group's processes. `signals` of the local ranks, in
   /// their order. What goes wrong on a rank is the `problem` of all. Changes the current device.
-  Status Make(const Libraries& libraries, std::size_t bytes, const std::vector<LocalRank>& local,
-              const std::vector<PeerSignals>& signals, Rounds& rounds);
+  Status Make(const Libraries& libraries, std::size_t slot_bytes,
+              const std::vector<LocalRank>& local, const std::vector<PeerSignals>& signals,
+              Rounds& rounds);
 
   /// Why there are none, or nothing; the same on all ranks.
   [[nodiscard]] const std::string& problem() const { return problem_; }

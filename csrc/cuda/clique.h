@@ -186,8 +186,8 @@ class Clique : public std::enable_shared_from_this<Clique> {
 
   Status Connect(std::int64_t timeout_ns);
   [[nodiscard]] std::vector<LocalRank> LocalRanks() const;
-  Blocks& BlocksOf(std::size_t window_bytes);
-  Status MakeBlocks(Blocks& blocks, std::size_t window_bytes);
+  Blocks& BlocksOf(std::size_t slot_bytes);
+  Status MakeBlocks(Blocks& blocks, std::size_t slot_bytes);
   Status ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeout_ns);
   [[nodiscard]] PeerMemory::Plan PeerPlan(std::int64_t timeout_ns) const;
   void GiveUp();
@@ -215,7 +215,7 @@ class Clique : public std::enable_shared_from_this<Clique> {
   PeerMemory peers_;
 
   std::mutex blocks_mutex_;                                // guards the following
-  std::map<std::size_t, std::unique_ptr<Blocks>> blocks_;  // by the bytes of a window
+  std::map<std::size_t, std::unique_ptr<Blocks>> blocks_;  // by the bytes of slots
 
   std::atomic<State> state_{State::kWaiting};
   std::atomic<std::size_t> num_ended_{0};  // seats

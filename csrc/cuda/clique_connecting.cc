@@ -283,11 +283,11 @@ Status Clique::WarmUp() const {
 Status Clique::OpenBlocks(int ordinal, Stream stream, std::size_t bytes, const Limits& limits,
                           BlockSeat*& blocks) {
   blocks = nullptr;
-  const std::size_t window_bytes = BlockWindowBytes(bytes);
-  if (SeatOf(ordinal).peers == nullptr || window_bytes > kMostBlockBytes) {
+  const std::size_t slot_bytes = RoundedSlotBytes(bytes);
+  if (SeatOf(ordinal).peers == nullptr || slot_bytes > kMostSlotBytes) {
     return {};  // which is the same on all ranks
   }
-  Blocks& of = BlocksOf(window_bytes);
+  Blocks& of = BlocksOf(slot_bytes);
   if (!of.meeting.is_done()) {
     if (const int error = libraries().runtime.stream_synchronize(stream); error != kCudaSuccess) {
       return libraries().OfRuntime("cudaStreamSynchronize", error);
@@ -308,14 +308,15 @@ Status Clique::OpenBlocks(int ordinal, Stream stream, std::size_t bytes, const L
                                        ", which have not begun a program with a collective matmul");
              }});
     if (!status.ok()) {
-      return status;
+      Fail(status);
+      return Failure();
     }
   }
   const std::lock_guard<std::mutex> lock(of.mutex);
   Status status = Failure();
   if (status.ok() && !of.is_made) {
     of.is_made = true;
-    if (status = MakeBlocks(of, window_bytes); !status.ok()) {
+    if (status = MakeBlocks(of, slot_bytes); !status.ok()) {
       Fail(status);
       return Failure();
     }
@@ -328,9 +329,9 @@ Status Clique::OpenBlocks(int ordinal, Stream stream, std::size_t bytes, const L
   return status;
 }
 
-Clique::Blocks& Clique::BlocksOf(std::size_t window_bytes) {
+Clique::Blocks& Clique::BlocksOf(std::size_t slot_bytes) {
   const std::lock_guard<std::mutex> lock(blocks_mutex_);
-  std::unique_ptr<Blocks>& blocks = blocks_[window_bytes];
+  std::unique_ptr<Blocks>& blocks = blocks_[slot_bytes];
   if (blocks == nullptr) {
     std::set<int> ordinals;
     for (const auto& seat : seats_) {
@@ -341,10 +342,10 @@ Clique::Blocks& Clique::BlocksOf(std::size_t window_bytes) {
   return *blocks;
 }
 
-Status Clique::MakeBlocks(Blocks& blocks, std::size_t window_bytes) {
+Status Clique::MakeBlocks(Blocks& blocks, std::size_t slot_bytes) {
   // By the size, so that processes that come to several in different orders get on.
-  Rounds rounds(surroundings_.exchange, devices_, generation_, seats_.size(),
-                Rounds::kMost * std::bit_width(window_bytes));
+  Rounds rounds(surroundings_.exchange, devices_, generation_, seats_.size(), "window for blocks",
+                Rounds::kMost * std::bit_width(slot_bytes));
   std::vector<PeerSignals> signals;
   signals.reserve(seats_.size());
   for (const auto& seat : seats_) {
@@ -354,7 +355,7 @@ Status Clique::MakeBlocks(Blocks& blocks, std::size_t window_bytes) {
   if (const int error = libraries().runtime.get_device(&before); error != kCudaSuccess) {
     return libraries().OfRuntime("cudaGetDevice", error);
   }
-  Status status = blocks.windows.Make(libraries(), window_bytes, LocalRanks(), signals, rounds);
+  Status status = blocks.windows.Make(libraries(), slot_bytes, LocalRanks(), signals, rounds);
   libraries().runtime.get_last_error();  // what failed is known; NCCL is not to take it for its own
   if (const int error = libraries().runtime.set_device(before);
       error != kCudaSuccess && status.ok()) {

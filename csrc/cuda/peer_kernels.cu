@@ -1,5 +1,5 @@
-// cuda/peer_kernels.cu: the kernels that sum over peer memory, and those that say or await flags. Compiled where nvcc is, into an
-// image that libjaxcoll_cuda.so carries; cuda/peer_image.h.
+// cuda/peer_kernels.cu: the kernels that sum over peer memory, and those that say or await flags.
+// Compiled where nvcc is, into an image that libjaxcoll_cuda.so carries; cuda/peer_image.h.
 #include "cuda/peer_call.h"
 #include "cuda/peer_flags.h"
 #include "cuda/peer_sum.h"
@@ -33,7 +33,7 @@ class DeviceTeam {
   }
   JAXCOLL_ON_DEVICE std::uint32_t LoadFailure(const std::uint32_t& word) const {
     std::uint32_t value;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(&word) : "memory");
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(&word) : "memory");
     return value;
   }
   JAXCOLL_ON_DEVICE void Trap() const { asm volatile("trap;"); }
@@ -62,8 +62,10 @@ JAXCOLL_PEER_SUM(f32, PlainElement<float>)
 JAXCOLL_PEER_SUM(f64, PlainElement<double>)
 
 extern "C" __global__ void jaxcoll_say(const __grid_constant__ PeerSignal signal) {
-  SayFlags(signal, DeviceTeam());
+  DeviceTeam team;
+  SayFlags(signal, team);
 }
 extern "C" __global__ void jaxcoll_await(const __grid_constant__ PeerSignal signal) {
-  AwaitFlags(signal, DeviceTeam());
+  DeviceTeam team;
+  AwaitFlags(signal, team);
 }

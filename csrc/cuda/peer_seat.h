@@ -20,6 +20,7 @@ struct PeerSignals {
   Function say = nullptr;
   Function await = nullptr;
   const std::uint32_t* ended = nullptr;
+  const std::uint32_t* raised = nullptr;  ///< as PeerCall's
 };
 
 /// Puts a kernel of cuda/peer_kernels.cu on a stream, with a copy of its parameter.
@@ -41,6 +42,7 @@ class PeerSeat {
     call_.has_failed = word;
     call_.raised = raised;
     signals_.ended = word;
+    signals_.raised = raised;
   }
   [[nodiscard]] const PeerSignals& signals() const { return signals_; }
 

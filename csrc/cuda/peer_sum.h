@@ -8,7 +8,7 @@
 //   SyncAll(bool)      the same; whether all have come with true
 //   Store(flag, value) what its threads have written before the last Sync() is seen first
 //   Load(flag)         what was written before the value is seen after it
-//   LoadFailure(word)  as it is now, from the host's memory
+//   LoadFailure(word)  as it is now, from the host's memory; what was written before is seen after
 //   Trap()             makes the device fail
 //
 // Ranks are added in their order, rank 0 first, so that all get the same bits.
@@ -83,7 +83,6 @@ class PeerSum {
 
  private:
   static constexpr std::size_t kWidth = 16 / sizeof(T);
-  static constexpr std::size_t kAtOnce = 4;  // packs of a thread
   using Pack = PeerPack<T, kWidth>;
 
   JAXCOLL_ON_DEVICE const T* operand() const { return static_cast<const T*>(call_.operand); }
@@ -97,59 +96,24 @@ class PeerSum {
                     team_.block(), team_.num_blocks());
   }
 
-  /// Where this thread's packs of a range begin, and where no whole pack is left.
-  struct Packed {
-    std::size_t first;
-    std::size_t step;
-    std::size_t end;
-  };
-  JAXCOLL_ON_DEVICE Packed PacksOf(PeerRange range) const {
-    const std::size_t packed = (range.end - range.first) / kWidth * kWidth;
-    return {.first = range.first + team_.thread() * kWidth,
-            .step = team_.num_threads() * kWidth,
-            .end = range.first + (call_.is_aligned != 0 ? packed : 0)};
-  }
-
-  /// Runs `several` (first element, how many packs, a step apart) for packs and `single` (element)
-  /// for what is left, or for all. Several at once: what is far away takes long to come.
-  template <typename Several, typename Single>
-  JAXCOLL_ON_DEVICE void ForEach(PeerRange range, const Several& several,
-                                 const Single& single) const {
-    const Packed packs = PacksOf(range);
-    for (std::size_t i = packs.first; i < packs.end; i += kAtOnce * packs.step) {
-      several(i, packs);
+  /// Runs `whole` (first element) for packs and `single` (element) for what is left, or for all.
+  template <typename Whole, typename Single>
+  JAXCOLL_ON_DEVICE void ForEach(PeerRange range, const Whole& whole, const Single& single) const {
+    const std::size_t count = range.end - range.first;
+    const std::size_t packed = call_.is_aligned != 0 ? count / kWidth * kWidth : 0;
+    for (std::size_t i = team_.thread() * kWidth; i < packed; i += team_.num_threads() * kWidth) {
+      whole(range.first + i);
     }
-    const std::size_t rest = packs.end > range.first ? packs.end : range.first;
-    for (std::size_t i = rest + team_.thread(); i < range.end; i += team_.num_threads()) {
-      single(i);
-    }
-  }
-
-  /// Loads the packs from `i` on, as far as there are any.
-  static JAXCOLL_ON_DEVICE void Load(Pack (&to)[kAtOnce], const T* from, std::size_t i,
-                                     const Packed& packs) {
-    for (std::size_t k = 0; k < kAtOnce; ++k) {
-      if (i + k * packs.step < packs.end) {
-        to[k] = *reinterpret_cast<const Pack*>(from + i + k * packs.step);
-      }
-    }
-  }
-  static JAXCOLL_ON_DEVICE void Store(const Pack (&from)[kAtOnce], T* to, std::size_t i,
-                                      const Packed& packs) {
-    for (std::size_t k = 0; k < kAtOnce; ++k) {
-      if (i + k * packs.step < packs.end) {
-        *reinterpret_cast<Pack*>(to + i + k * packs.step) = from[k];
-      }
+    for (std::size_t i = packed + team_.thread(); i < count; i += team_.num_threads()) {
+      single(range.first + i);
     }
   }
 
   JAXCOLL_ON_DEVICE void Copy(const T* from, T* to, PeerRange range) const {
     ForEach(
         range,
-        [&](std::size_t i, const Packed& packs) {
-          Pack several[kAtOnce] = {};
-          Load(several, from, i, packs);
-          Store(several, to, i, packs);
+        [&](std::size_t i) {
+          *reinterpret_cast<Pack*>(to + i) = *reinterpret_cast<const Pack*>(from + i);
         },
         [&](std::size_t i) { to[i] = from[i]; });
   }
@@ -157,29 +121,22 @@ class PeerSum {
   JAXCOLL_ON_DEVICE void Sum(T* to, PeerRange range) const {
     ForEach(
         range,
-        [&](std::size_t i, const Packed& packs) {
-          Pack several[kAtOnce] = {};
-          typename Element::Sum sums[kAtOnce][kWidth];
-          Load(several, Slot(0), i, packs);
-          for (std::size_t k = 0; k < kAtOnce; ++k) {
-            for (std::size_t e = 0; e < kWidth; ++e) {
-              sums[k][e] = Element::Load(several[k].elements[e]);
-            }
+        [&](std::size_t i) {
+          Pack pack = *reinterpret_cast<const Pack*>(Slot(0) + i);
+          typename Element::Sum sums[kWidth];
+          for (std::size_t e = 0; e < kWidth; ++e) {
+            sums[e] = Element::Load(pack.elements[e]);
           }
           for (std::uint32_t rank = 1; rank < call_.num_ranks; ++rank) {
-            Load(several, Slot(rank), i, packs);
-            for (std::size_t k = 0; k < kAtOnce; ++k) {
-              for (std::size_t e = 0; e < kWidth; ++e) {
-                sums[k][e] = Added(sums[k][e], several[k].elements[e]);
-              }
-            }
-          }
-          for (std::size_t k = 0; k < kAtOnce; ++k) {
+            pack = *reinterpret_cast<const Pack*>(Slot(rank) + i);
             for (std::size_t e = 0; e < kWidth; ++e) {
-              several[k].elements[e] = Element::Round(sums[k][e]);
+              sums[e] = Added(sums[e], pack.elements[e]);
             }
           }
-          Store(several, to, i, packs);
+          for (std::size_t e = 0; e < kWidth; ++e) {
+            pack.elements[e] = Element::Round(sums[e]);
+          }
+          *reinterpret_cast<Pack*>(to + i) = pack;
         },
         [&](std::size_t i) {
           typename Element::Sum sum = Element::Load(Slot(0)[i]);
@@ -205,7 +162,8 @@ class PeerSum {
     bool is_met = true;
     for (std::uint32_t i = team_.thread(); i < call_.num_ranks; i += team_.num_threads()) {
       const std::uint32_t& said = call_.windows[call_.rank]->flags[team_.block()][i];
-      is_met = is_met && AwaitFlag(team_, said, flag, *call_.has_failed);
+      is_met = is_met && AwaitFlag(team_, said, *call_.has_failed,
+                                   [&](std::uint32_t now) { return HasReached(now, flag); });
     }
     is_met = team_.SyncAll(is_met);
     if (!is_met && call_.raised != nullptr && team_.LoadFailure(*call_.raised) != 0) {

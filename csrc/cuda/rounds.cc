@@ -8,7 +8,7 @@ Status Rounds::Make(std::span<std::byte> rows) {
                                   : exchange_(devices_, generation_, next_++, rows);
   return problem.empty()
              ? Status{}
-             : Internal("no communicator of devices " + Listed(devices_) + ": " + problem);
+             : Internal("no " + what_ + " of devices " + Listed(devices_) + ": " + problem);
 }
 
 std::string Listed(const std::vector<std::int64_t>& ids) {

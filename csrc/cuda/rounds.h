@@ -1,7 +1,8 @@
-// cuda/rounds.h: what the processes of a group tell each other before its first call.
+// cuda/rounds.h: what the processes of a group tell each other before its first call, and before
+// the first one that needs windows of some size.
 //
-// In rounds that all of them make, in the same order: each comes with a row for every rank of its
-// own, and goes with those of all ranks. So all know the same, and decide alike.
+// In rounds that all of them make: each comes with a row for every rank of its own, and goes with
+// those of all ranks. So all know the same, and decide alike.
 #pragma once
 
 #include <cstddef>      // std::byte, std::size_t
@@ -9,6 +10,7 @@
 #include <span>         // std::as_writable_bytes, std::span
 #include <string>       // std::string
 #include <type_traits>  // std::is_trivially_copyable_v
+#include <utility>      // std::move
 #include <vector>       // std::vector
 
 #include "core/status.h"
@@ -27,10 +29,11 @@ class Rounds {
   static constexpr std::int64_t kMost = 16;
 
   /// `devices` are global ids in rank order, `num_local` of which are this process's. `first`: the
-  /// number of the first round, a multiple of kMost; all processes come to it once.
+  /// number of the first round, a multiple of kMost; all processes come to it once, for `what`.
   Rounds(Exchange exchange, const std::vector<std::int64_t>& devices, std::int64_t generation,
-         std::size_t num_local, std::int64_t first = 0)
-      : exchange_(exchange),
+         std::size_t num_local, std::string what = "communicator", std::int64_t first = 0)
+      : what_(std::move(what)),
+        exchange_(exchange),
         devices_(devices),
         generation_(generation),
         is_needed_(num_local < devices.size()),
@@ -51,6 +54,7 @@ class Rounds {
  private:
   Status Make(std::span<std::byte> rows);
 
+  const std::string what_;
   const Exchange exchange_;
   const std::vector<std::int64_t>& devices_;
   const std::int64_t generation_;

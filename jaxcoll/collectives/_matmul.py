@@ -123,15 +123,18 @@ def multiply(x: Any, w: Any, *, platforms: Sequence[str] = (), rounded: Any = No
     """
     dtype = wide(x, w)
     result = dtype if rounded is None else rounded
-    is_on_cpu = tuple(platforms) == ("cpu",)
     # A cotangent beside an operand of half precision; or XLA converts them, too, but of products
     # that are wider than their factors slowly.
-    if x.dtype != w.dtype or (is_on_cpu and _cpu.converts(x.dtype.name)):
+    if x.dtype != w.dtype or (_cpu.converts(x.dtype.name) and _are_on_cpu(platforms)):
         x, w = x.astype(dtype), w.astype(dtype)
-    # Elsewhere sums are in float32 all the same, and less is written where they are rounded.
-    rounds_at_once = bool(platforms) and not is_on_cpu and x.dtype == result
+    # Elsewhere XLA sums in float32 all the same by default, and less is written if it rounds, too.
+    rounds_at_once = bool(platforms) and "cpu" not in platforms and x.dtype == result
     product = jnp.matmul(x, w, preferred_element_type=result if rounds_at_once else dtype)
     return product.astype(result)
+
+
+def _are_on_cpu(platforms: Sequence[str]) -> bool:
+    return tuple(platforms or [jax.default_backend()]) == ("cpu",)
 
 
 def gather_then_multiply(

@@ -12,6 +12,7 @@
 #include <vector>      // std::vector
 
 #include "cuda.h"
+#include "cuda/block_path.h"
 #include "cuda/collectives.h"
 #include "cuda/engine.h"
 #include "cuda/libraries.h"
@@ -419,22 +420,22 @@ void BlocksBeyondAWindowGoByNccl(Context& context) {
   Engine& engine = OpenEngine();
   const WithPeers peers(engine);
   const auto site = SiteOf(SmallGather(2), 2);
+  constexpr std::array<std::size_t, 4> kBytes{1000, 2000, 3 << 20, kMostSlotBytes + 1};
+  std::array<std::array<BlockSeat*, kBytes.size()>, 2> seats{};
   AllSucceed(context, OnRanks(2, [&](int rank) {
                Status status = site->Initialize(rank, nullptr);
-               BlockSeat* blocks = nullptr;
-               const auto open = [&](std::size_t bytes) {
-                 status = status.ok()
-                              ? engine.Find(Devices(2))
-                                    ->OpenBlocks(rank, nullptr, bytes, engine.limits(), blocks)
-                              : status;
-                 return blocks;
-               };
-               BlockSeat* const small = open(1000);
-               context.Expect(small != nullptr && small == open(2000), "a window of one size");
-               context.Expect(small != open(3 << 20), "a window of another size");
-               context.Expect(open(kMostBlockBytes) == nullptr, "a window that is too large");
+               for (std::size_t i = 0; i < kBytes.size() && status.ok(); ++i) {
+                 status = engine.Find(Devices(2))
+                              ->OpenBlocks(rank, nullptr, kBytes.at(i), engine.limits(),
+                                           seats.at(static_cast<std::size_t>(rank)).at(i));
+               }
                return status;
              }));
+  for (const auto& [small, alike, large, beyond] : seats) {
+    context.Expect(small != nullptr && small == alike, "a window of one size");
+    context.Expect(large != nullptr && large != small, "a window of another size");
+    context.Expect(beyond == nullptr, "a window that is too large");
+  }
 }
 
 /// What two ranks send blocks with, and a stream of each; another one of the first rank.
@@ -485,6 +486,42 @@ void WhoSendsBlocksWaitsForRoom(Context& context) {
     second->End(libraries, other);
   }
   libraries.runtime.stream_synchronize(stream);
+}
+
+/// Operands stay until they are sent: XLA uses their memory for what comes next on its stream.
+void ACallEndsWhenItsBlocksAreSent(Context& context) {
+  Engine& engine = OpenEngine();
+  const WithPeers peers(engine);
+  const Libraries& libraries = engine.libraries();
+  const BlockSeats with(engine);
+  AllSucceed(context, with.statuses);
+  const auto& [first, second] = with.seats;
+  const auto& [stream, other, unused] = with.streams;
+  const Seat& seat = engine.Find(Devices(2))->SeatOf(0);
+  const int block = 1;
+  const std::array parcels{Parcel{.to = 1,
+                                  .from = 1,
+                                  .sent = &block,
+                                  .received = first->slots(),
+                                  .bytes = sizeof(block),
+                                  .offset = 0,
+                                  .arrival = 0}};
+  for (int call = 0; call < 2; ++call) {
+    Event begun = nullptr;
+    Event ended = nullptr;
+    libraries.runtime.event_create_with_flags(&begun, kEventDisableTiming);
+    libraries.runtime.event_create_with_flags(&ended, kEventDisableTiming);
+    BlockPath path(libraries, seat, first, stream);
+    path.Begin(begun);
+    path.Exchange(parcels, ended);
+    path.End(ended);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  context.Expect(libraries.runtime.stream_query(stream) == kCudaErrorNotReady,
+                 "the second one has no room yet");
+  second->Begin(libraries, other);
+  second->End(libraries, other);
+  context.Expect(libraries.runtime.stream_synchronize(stream) == 0, "an error");
 }
 
 void CallsOfADeviceTakeTheSlotsInTurn(Context& context) {
@@ -627,6 +664,7 @@ const Suite suite("cuda",
                       {"EachCallAwaitsRoom", EachCallAwaitsRoom},
                       {"BlocksBeyondAWindowGoByNccl", BlocksBeyondAWindowGoByNccl},
                       {"WhoSendsBlocksWaitsForRoom", WhoSendsBlocksWaitsForRoom},
+                      {"ACallEndsWhenItsBlocksAreSent", ACallEndsWhenItsBlocksAreSent},
                       {"CallsOfADeviceTakeTheSlotsInTurn", CallsOfADeviceTakeTheSlotsInTurn},
                       {"ProductsOfADeviceShareAHandle", ProductsOfADeviceShareAHandle},
                       {"CommunicatorsAreMadeOnceAndTogether", CommunicatorsAreMadeOnceAndTogether},

@@ -752,12 +752,13 @@ template <bool kSays>
 int RunSignal(const std::byte* parameter, unsigned num_blocks) {
   PeerSignal signal;
   std::memcpy(&signal, parameter, sizeof(signal));
+  Team team(0, 1);
   if constexpr (kSays) {
-    SayFlags(signal, Team(0, 1));
+    SayFlags(signal, team);
   } else {
-    AwaitFlags(signal, Team(0, 1));
+    AwaitFlags(signal, team);
   }
-  return num_blocks == 1 ? 0 : kInvalidArgument;
+  return num_blocks != 1 ? kInvalidArgument : team.has_trapped() ? kTrapped : 0;
 }
 
 template <typename Element>

@@ -1065,8 +1065,8 @@ MUTANTS = [
     Mutant(
         "room is that of the call before",
         "csrc/cuda/block_seat.cc",
-        "signals_.await, number_ - 1,",
-        "signals_.await, number_ - 2,",
+        "{.value = number_ - 1}",
+        "{.value = number_ - 2}",
         ("cuda", "WhoSendsBlocksWaitsForRoom"),
     ),
     Mutant(
@@ -1088,7 +1088,14 @@ MUTANTS = [
         "csrc/cuda/block_path.cc",
         "  Status status = cuda::Follow(libraries_, stream_, seat_.side_stream, ended);\n",
         "  Status status;\n  static_cast<void>(ended);\n",
-        ("cuda", "BlocksOfRingsGoOverPeerMemory"),
+        ("cuda", "ACallEndsWhenItsBlocksAreSent"),
+    ),
+    Mutant(
+        "between processes: who has failed says nothing",
+        "csrc/cuda/peer_flags.h",
+        "  if (team.LoadFailure(*signal.has_failed) != 0) {\n    return;",
+        "  if (team.LoadFailure(*signal.has_failed) > 1) {\n    return;",
+        ("peer_processes", "WhoHasFailedPassesNothingOn"),
     ),
     Mutant(
         "between processes: windows for blocks that one can't map nobody uses",

@@ -27,6 +27,7 @@
 #include "cuda/collectives.h"
 #include "cuda/libraries.h"
 #include "cuda/peer_memory.h"
+#include "cuda/ring_matmul.h"
 #include "testing.h"
 
 namespace jaxcoll::testing::peer_processes_test {
@@ -499,6 +500,61 @@ void BlocksGoToTheMemoryOfOtherProcesses(Context& context) {
   }
 }
 
+/// One fails early, which is to pass on a block that never comes: nobody takes another one for it.
+void WhoHasFailedPassesNothingOn(Context& context) {
+  constexpr std::size_t kRanks = 4;
+  const Libraries& libraries = OpenLibraries();
+  Job job(kRanks, {});
+  std::vector<BlockSeat*> seats;
+  if (!AllSucceed(context, job.Join()) || !AllSucceed(context, OpenBlocks(job, 16, seats))) {
+    return;
+  }
+  struct Buffers {
+    std::array<float, 4> x{1, 1, 1, 1}, w{1, 1, 1, 1}, y{};
+    std::array<float, 12> slots{};
+    std::array<std::byte, 64> workspace{};
+  };
+  std::array<Buffers, kRanks> buffers;
+  std::array<Stream, kRanks> streams{};
+  std::array<std::unique_ptr<Operation>, kRanks> operations;
+  const auto call = [&](std::size_t rank) {
+    Clique& clique = job.CliqueOf(rank);
+    const int ordinal = job.OrdinalOf(rank);
+    Buffers& with = buffers.at(rank);
+    const std::array<const void*, 2> operands{with.x.data(), with.w.data()};
+    const std::array<void*, 3> results{with.y.data(), with.slots.data(), with.workspace.data()};
+    return clique.Run(ordinal, streams.at(rank), 7, /*is_first=*/false, /*is_checked=*/true, {},
+                      [&](const Seat& seat) {
+                        return operations.at(rank)->Enqueue(libraries, seat, streams.at(rank),
+                                                            operands, results);
+                      });
+  };
+  AllSucceed(context, job.OnRanks([&](std::size_t rank) {
+    libraries.runtime.stream_create_with_priority(&streams.at(rank), kStreamNonBlocking, 0);
+    operations.at(rank) = MakeRingMatmul(
+        {.num_ranks = kRanks, .rows = 1, .inner = 4, .columns = 1, .workspace_bytes = 64});
+    Seat& seat = job.CliqueOf(rank).SeatOf(job.OrdinalOf(rank));
+    Status status = operations.at(rank)->Prepare(libraries, seat, seats[rank]);
+    status = status.ok() ? call(rank) : status;  // a first time, in which all comes
+    libraries.runtime.stream_synchronize(streams.at(rank));
+    return status;
+  }));
+  context.Expect(buffers[1].y == std::array<float, 4>{4, 4, 4, 4}, "the first products");
+  AllSucceed(context,
+             job.OnRanks([&](std::size_t rank) { return rank == 3 ? Status{} : call(rank); }));
+  job.CliqueOf(0).Fail(Internal("early"));
+  Abort(job.CliqueOf(0));
+  context.Expect(libraries.runtime.stream_synchronize(streams[0]) != 0, "it makes its device fail");
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  context.Expect(libraries.runtime.stream_query(streams[1]) == kCudaErrorNotReady,
+                 "another one has gone on");
+  for (const std::size_t rank : {1U, 2U}) {
+    job.CliqueOf(rank).Fail(Internal("late"));
+    Abort(job.CliqueOf(rank));
+    context.Expect(libraries.runtime.stream_synchronize(streams.at(rank)) != 0, "an error");
+  }
+}
+
 void WindowsThatOneCannotMakeNobodyHas(Context& context) {
   const Libraries& libraries = OpenLibraries();
   static std::atomic<bool> is_broken{false};
@@ -538,13 +594,14 @@ void WhoStaysAwayFromWindowsIsNamed(Context& context) {
   for (const std::int64_t later : {0, 1}) {
     Job job(3, {});
     AllSucceed(context, job.Join());
-    // 2^21 bytes are a number of 22 bits.
-    job.of_store().stays_away_from = {22 * Rounds::kMost + later};
+    // 2^20 bytes are a number of 21 bits.
+    job.of_store().stays_away_from = {21 * Rounds::kMost + later};
     job.of_store().patience = std::chrono::milliseconds(200);
     std::vector<BlockSeat*> seats;
     const std::vector<Status> statuses = OpenBlocks(job, 1000, seats);
     ExpectInAll(context, {statuses[0], statuses[1], job.CliqueOf(0).Failure()},
-                "process 2 has not come to round " + std::to_string(22 * Rounds::kMost + later));
+                "no window for blocks of devices 40, 41, 42: process 2 has not come to round " +
+                    std::to_string(21 * Rounds::kMost + later));
   }
 }
 
@@ -557,6 +614,7 @@ const Suite suite("peer_processes",
                       {"WhoStaysAwayIsNamed", WhoStaysAwayIsNamed},
                       {"WhoDiesInASumIsNoticed", WhoDiesInASumIsNoticed},
                       {"BlocksGoToTheMemoryOfOtherProcesses", BlocksGoToTheMemoryOfOtherProcesses},
+                      {"WhoHasFailedPassesNothingOn", WhoHasFailedPassesNothingOn},
                       {"WindowsThatOneCannotMakeNobodyHas", WindowsThatOneCannotMakeNobodyHas},
                       {"WhoStaysAwayFromWindowsIsNamed", WhoStaysAwayFromWindowsIsNamed},
                   });

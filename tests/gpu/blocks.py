@@ -3,6 +3,7 @@
 A process of the job has one device.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,12 +32,26 @@ def products(mesh: Any, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iter
             yield f"{name} of {shape}"
 
 
-def leave_to_nccl() -> None:
-    """Has the groups that are made from now on do without peer memory; all processes call it."""
+def on_gpus(mesh: Any) -> None:
+    """Makes the products over peer memory, and then by NCCL; all processes call it.
+
+    Raises:
+        AssertionError: one is wrong, or did not go that way.
+    """
     library, reason = _cuda.load()
     assert library is not None, reason
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("jaxcoll").addHandler(handler)
+    count = len(list(products(mesh)))
+    problem = _cuda.peer_problem(library, [device.id for device in mesh.devices.flat])
+    assert problem is None, problem
+    assert not any("go by NCCL" in text for text in said), said
+    print(f"over peer memory: {count} products", flush=True)
     library.jaxcoll_cuda_set_peers(0)
     jaxcoll.reset()
+    print(f"by NCCL: {len(list(products(mesh)))} products", flush=True)
 
 
 def _check(mesh: Any, name: str, m: int, k: int, n: int) -> None:

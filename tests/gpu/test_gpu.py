@@ -73,28 +73,33 @@ def assert_small(said: list[Any]) -> None:
         assert found[1] == found[2], text
 
 
+def skip_without_peer_memory(said: list[Any]) -> None:
+    for line in said[0].text.splitlines():
+        if "small sums over peer memory" in line:  # `jaxcoll.info` says why not
+            pytest.skip(line)
+
+
 @pytest.mark.parametrize("processes", [2, 4])
 def test_small_sums_of_processes_that_share_a_gpu(processes: int, shared: dict[str, str]):
     """Over peer memory: each reads what the others have on the same GPU."""
     said = run("small", processes, SMALL_LIMIT_S, **shared)
-    if "over peer memory" in said[0].text:  # `jaxcoll.info` says why not
-        pytest.skip(next(line for line in said[0].text.splitlines() if "over peer memory" in line))
+    skip_without_peer_memory(said)
     assert_small(said)
 
 
-def test_collective_matmuls_of_processes_that_share_a_gpu(shared: dict[str, str]):
-    """Whose blocks go over peer memory, and then by NCCL."""
-    said = run("blocks", 2, SMALL_LIMIT_S, **shared)
-    assert_blocks(said)
-    for text, _ in said:
-        assert "and by NCCL" in text, text
-
-
-def assert_blocks(said: list[Any]) -> None:
-    """Asserts that all processes have found collective matmuls right."""
+def assert_blocks(said: list[Any], *ways: str) -> None:
+    """Asserts that all processes have found collective matmuls right, in each of these ways."""
     for text, status in said:
         assert status == 0, text
-        assert f"right: {2 * len(blocks.SHAPES)} products" in text, text
+        for way in ways:
+            assert f"{way}: {2 * len(blocks.SHAPES)} products" in text, text
+
+
+def test_collective_matmuls_of_processes_that_share_a_gpu(shared: dict[str, str]):
+    """Of four, which also pass on what they get."""
+    said = run("blocks", 4, SMALL_LIMIT_S, **shared)
+    skip_without_peer_memory(said)
+    assert_blocks(said, "over peer memory", "by NCCL")
 
 
 def test_all_gpus_of_a_process():
