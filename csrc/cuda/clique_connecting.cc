@@ -345,7 +345,7 @@ Clique::Blocks& Clique::BlocksOf(std::size_t slot_bytes) {
 Status Clique::MakeBlocks(Blocks& blocks, std::size_t slot_bytes) {
   // By the size, so that processes that come to several in different orders get on.
   Rounds rounds(surroundings_.exchange, devices_, generation_, seats_.size(), "window for blocks",
-                Rounds::kMost * std::bit_width(slot_bytes));
+                Rounds::kMost * static_cast<std::int64_t>(std::bit_width(slot_bytes)));
   std::vector<PeerSignals> signals;
   signals.reserve(seats_.size());
   for (const auto& seat : seats_) {
