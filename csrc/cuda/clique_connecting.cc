@@ -343,7 +343,7 @@ Clique::Blocks& Clique::BlocksOf(std::size_t slot_bytes) {
 }
 
 Status Clique::MakeBlocks(Blocks& blocks, std::size_t slot_bytes) {
-  // By the size, so that processes that come to several in different orders get on.
+  // By the size: rounds for different ones are not to be taken for each other.
   Rounds rounds(surroundings_.exchange, devices_, generation_, seats_.size(), "window for blocks",
                 Rounds::kMost * static_cast<std::int64_t>(std::bit_width(slot_bytes)));
   std::vector<PeerSignals> signals;
