@@ -126,10 +126,11 @@ def _ways(op: str) -> dict[str, Callable[..., Any]]:
     }
 
 
-def crossovers(rows: Sequence[Row]) -> dict[str, int]:
-    """Returns up to how many multiplications one call serves best, of ops with two sizes or more.
+def crossovers(rows: Sequence[Row]) -> dict[str, _crossovers.OneCall]:
+    """Returns up to where one call serves best, of ops with two sizes or more, and where not.
 
-    Two neighbouring sizes have to say that two steps are faster; 0 where the smallest say so.
+    Two neighbouring sizes have to say that two steps are faster; one call serves up to 0
+    multiplications where the smallest say so.
     """
     found = {}
     for op in OPS:
@@ -137,11 +138,12 @@ def crossovers(rows: Sequence[Row]) -> dict[str, int]:
         if len(of_op) < 2:
             continue
         loses = [row.two_over_one < 1 / _MARGIN for row in of_op]
-        first = next((i for i in range(len(loses) - 1) if loses[i] and loses[i + 1]), None)
-        if first is None:
-            found[op] = of_op[-1].products
+        lost = [i for i in range(len(loses) - 1) if loses[i] and loses[i + 1]]
+        if not lost:
+            found[op] = _crossovers.OneCall(of_op[-1].products, 0)
         else:
-            found[op] = of_op[first - 1].products if first else 0
+            products = of_op[lost[0] - 1].products if lost[0] else 0
+            found[op] = _crossovers.OneCall(products, of_op[lost[-1] + 1].products)
     return found
 
 

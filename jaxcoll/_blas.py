@@ -5,7 +5,9 @@ SciPy publishes C pointers to it for Cython; JAX takes its LAPACK from there as 
 
 import ctypes
 import functools as ft
+import os
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 # OpenBLAS, by the prefixes and suffixes under which distributions build it.
@@ -82,6 +84,15 @@ def kernels() -> str | None:
             function.restype = ctypes.c_char_p
             return function().decode()
     return None
+
+
+def card() -> list[str]:
+    """Returns what the library and its kernels depend on, without loading it."""
+    try:
+        found = version("scipy")
+    except PackageNotFoundError:
+        found = "none"
+    return [f"SciPy {found}", os.environ.get("OPENBLAS_CORETYPE", "")]
 
 
 def _names(verb: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxcoll._config import logger
 
@@ -25,18 +25,29 @@ Within = Literal["one process", "several processes"]  # the ranks of a group
 Table = dict[str, dict[int, int | None]]
 
 
+class OneCall(NamedTuple):
+    """What was measured of one native call beside two steps, on square blocks.
+
+    Attributes:
+        to_products: up to how many multiplications of all ranks one call serves.
+        lost_at: the most at which two steps were faster; 0: nowhere.
+    """
+
+    to_products: int
+    lost_at: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """What a file says.
 
     Attributes:
         lax_from_bytes: of copies.
-        one_call_to_products: of collective matmuls, by where the ranks are, then as `Table`: up to
-            how many multiplications of all ranks one native call serves.
+        one_call: of collective matmuls, by where the ranks are, then as `Table`.
     """
 
     lax_from_bytes: Table
-    one_call_to_products: dict[str, dict[str, dict[int, int]]]
+    one_call: dict[str, dict[str, dict[int, OneCall]]]
 
 
 # Where benchmarks/results shows native behind, whatever the number of ranks.
@@ -64,22 +75,17 @@ def one_call_to_products(op: str, ranks: int, within: Within) -> int:
         ranks: of a group.
         within: where they are.
     """
-    by_ranks = _measured_matmuls(op, within)
-    group = _nearest(by_ranks, ranks)
-    return _DEFAULT_PRODUCTS[within] if group is None else by_ranks[group]
+    _, found = _measured_matmul(op, ranks, within)
+    return _DEFAULT_PRODUCTS[within] if found is None else found.to_products
 
 
-def measured_side(op: str, ranks: int, within: Within) -> int | None:
-    """Returns up to which square blocks one call was measured to be the fastest; None if not.
+def two_steps_won_at(op: str, ranks: int, within: Within) -> int:
+    """Returns the largest side of square blocks that two steps were measured to be faster with.
 
-    Args:
-        op: which.
-        ranks: of a group.
-        within: where they are.
+    0 where they were not. Arguments as above.
     """
-    by_ranks = _measured_matmuls(op, within)
-    group = _nearest(by_ranks, ranks)
-    return None if group is None else round((by_ranks[group] / group**2) ** (1 / 3))
+    group, found = _measured_matmul(op, ranks, within)
+    return 0 if found is None else _side(found.lost_at, group)
 
 
 def one_call_to_w(op: str, ranks: int, within: Within, rows: int) -> int:
@@ -91,13 +97,21 @@ def one_call_to_w(op: str, ranks: int, within: Within, rows: int) -> int:
         within: where they are.
         rows: of a block. With as many as the squares that were measured, a w as large as theirs.
     """
-    side = measured_side(op, ranks, within) or 0
+    group, found = _measured_matmul(op, ranks, within)
+    side = 0 if found is None else _side(found.to_products, group)
     return max(_DEFAULT_W[within], side**2 if rows >= side else 0)
 
 
-def _measured_matmuls(op: str, within: Within) -> Mapping[int, int]:
+def _side(products: int, ranks: int) -> int:
+    return round((products / ranks**2) ** (1 / 3))
+
+
+def _measured_matmul(op: str, ranks: int, within: Within) -> tuple[int, OneCall | None]:
+    """Returns the group that was measured, and what was found; None where there is none."""
     measured = _measured()
-    return {} if measured is None else measured.one_call_to_products.get(within, {}).get(op, {})
+    by_ranks = {} if measured is None else measured.one_call.get(within, {}).get(op, {})
+    group = _nearest(by_ranks, ranks)
+    return (ranks, None) if group is None else (group, by_ranks[group])
 
 
 def _nearest(by_ranks: Mapping[int, object], ranks: int) -> int | None:
@@ -145,8 +159,8 @@ def write(found: Mapping[str, int | None], ranks: int, largest: int) -> Path:
     return _store(dataclasses.replace(known, lax_from_bytes=merged))
 
 
-def write_matmuls(found: Mapping[str, int], ranks: int, within: Within, largest: int) -> Path:
-    """Stores up to how many multiplications one call serves, beside what the file holds.
+def write_matmuls(found: Mapping[str, OneCall], ranks: int, within: Within, largest: int) -> Path:
+    """Stores what was measured of collective matmuls, beside what the file holds.
 
     Args:
         found: of each op that was measured.
@@ -160,14 +174,17 @@ def write_matmuls(found: Mapping[str, int], ranks: int, within: Within, largest:
     known = _read() or Measured({}, {})
     merged = {
         place: {op: dict(by_ranks) for op, by_ranks in ops.items()}
-        for place, ops in known.one_call_to_products.items()
+        for place, ops in known.one_call.items()
     }
     of_place = merged.setdefault(within, {})
-    for op, products in found.items():
-        before = of_place.get(op, {}).get(ranks, _DEFAULT_PRODUCTS[within])
-        kept = before if products >= largest and before > largest else products
-        of_place.setdefault(op, {})[ranks] = kept
-    return _store(dataclasses.replace(known, one_call_to_products=merged))
+    for op, (products, lost_at) in found.items():
+        before = of_place.get(op, {}).get(ranks, OneCall(_DEFAULT_PRODUCTS[within], 0))
+        if products >= largest:
+            products = max(products, before.to_products)
+        if before.lost_at > largest:
+            lost_at = before.lost_at
+        of_place.setdefault(op, {})[ranks] = OneCall(products, lost_at)
+    return _store(dataclasses.replace(known, one_call=merged))
 
 
 def _store(measured: Measured) -> Path:
@@ -198,8 +215,11 @@ def _read() -> Measured | None:
         return Measured(
             _by_ranks(content["lax_from_bytes"]),
             {
-                place: _by_ranks(ops)
-                for place, ops in content.get("one_call_to_products", {}).items()
+                place: {
+                    op: {int(ranks): OneCall(*map(int, one)) for ranks, one in by_ranks.items()}
+                    for op, by_ranks in ops.items()
+                }
+                for place, ops in content.get("one_call", {}).items()
             },
         )
     except (OSError, RuntimeError, ValueError, KeyError, AttributeError, TypeError) as error:

@@ -50,6 +50,7 @@ class _State:
     problem: str | None = None
     window_bytes: int = 0
     has_spare_cores: bool = False
+    multiplies_alike: bool = True
 
 
 _state = _State()
@@ -155,6 +156,7 @@ def attach(call: str = "initialize") -> None:
     _state.attachments, _state.host_of = attempt, hosts
     _state.problem, _state.window_bytes = problem, window
     _state.has_spare_cores = any(card["cores"] > card["devices"] for card in cards)
+    _state.multiplies_alike = all(card["multiplies"] == cards[0]["multiplies"] for card in cards)
     if problem:
         logger.warning(
             "jaxcoll: no native calls between processes (%s); they run on jax.lax.", problem
@@ -333,6 +335,11 @@ def has_spare_cores() -> bool:
     return _state.has_spare_cores
 
 
+def multiplies_alike() -> bool:
+    """Tells whether all processes of the job know the same of how fast they multiply."""
+    return _state.multiplies_alike
+
+
 def depends_on_places(primitive: Primitive) -> None:
     """Has programs with the primitive lowered for each list of devices, once that matters."""
     _placed.append(primitive)
@@ -363,6 +370,7 @@ def _card() -> dict[str, Any]:
         "devices": _processes.expected_devices(),
         "cores": _processes.num_cpus(),
         "missing": _native.missing_reason(),
+        "multiplies": _native.multiplies(),
         "black box": black_box.path_of_own(),
         "dumps": dumps.card(),
         "settings": {

@@ -153,6 +153,11 @@ def matmul_keeps_up() -> bool:
     return _blas.keeps_up(kernel_sets())
 
 
+def multiplies() -> list[str]:
+    """Returns what says which BLAS there is, and what it does on this processor."""
+    return [*kernel_sets(), *_blas.card()]
+
+
 def missing_reason() -> str | None:
     """Says why there is no extension that works, as far as is known before JAX has started."""
     if _register.cache_info().currsize:

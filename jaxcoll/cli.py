@@ -229,8 +229,9 @@ def _bench_matmuls(chosen: argparse.Namespace, ops: list[str], sizes: list[int])
     if not is_first:
         return 1 if any(row.wrong for row in rows) else 0
     found = _bench_matmul.crossovers(rows)
-    for op, products in found.items():
-        print(f"{op} on {ranks} ranks: one call up to {products:.3g} multiplications")
+    for op, one_call in found.items():
+        most = one_call.to_products
+        print(f"{op} on {ranks} ranks: one call up to {most:.3g} multiplications")
     largest = max(row.products for row in rows)
     return _end(
         rows, chosen, found, lambda: _crossovers.write_matmuls(found, ranks, within, largest)

@@ -12,6 +12,7 @@ from checks import mapped, mesh, native_missing
 
 import jaxcoll
 from jaxcoll import _bench, _bench_matmul, _crossovers, _native
+from jaxcoll._crossovers import OneCall
 from jaxcoll.cli import main
 
 needs_native = pytest.mark.skipif(native_missing() is not None, reason="needs the native extension")
@@ -194,15 +195,16 @@ def matmul_rows(op: str, *ratios: float) -> list[_bench_matmul.Row]:
 @pytest.mark.parametrize(
     ("ratios", "expected"),
     [
-        ((2.0, 1.5, 0.8, 0.7), {"all_gather_matmul": 8000}),
-        ((2.0, 0.8, 1.1, 0.7, 0.7), {"all_gather_matmul": 64000}),  # a single one may be noise
-        ((2.0, 1.0, 0.98), {"all_gather_matmul": 64000}),
-        ((0.5, 0.5, 2.0), {"all_gather_matmul": 0}),
-        ((0.5,), {}),
+        ((2.0, 1.5, 0.8, 0.7), OneCall(8000, 512_000)),
+        ((2.0, 0.8, 1.1, 0.7, 0.7), OneCall(64_000, 4_096_000)),  # a single one may be noise
+        ((2.0, 1.0, 0.98), OneCall(64_000, 0)),
+        ((0.5, 0.5, 2.0), OneCall(0, 8000)),
+        ((0.5,), None),
     ],
 )
-def test_where_two_steps_are_faster(ratios: tuple[float, ...], expected: dict[str, int]):
-    assert _bench_matmul.crossovers(matmul_rows("all_gather_matmul", *ratios)) == expected
+def test_where_two_steps_are_faster(ratios: tuple[float, ...], expected: OneCall | None):
+    found = _bench_matmul.crossovers(matmul_rows("all_gather_matmul", *ratios))
+    assert found == ({} if expected is None else {"all_gather_matmul": expected})
 
 
 @needs_native
@@ -218,10 +220,12 @@ def test_auto_takes_the_way_that_was_measured(file: pathlib.Path):
 
     assert path(32) == "native"
     products = 2 * 2 * 32**3
-    _crossovers.write_matmuls({"all_gather_matmul": products - 1}, 2, "one process", 1 << 30)
+    _crossovers.write_matmuls(
+        {"all_gather_matmul": OneCall(products - 1, 0)}, 2, "one process", 1 << 30
+    )
     assert (path(16), path(32)) == ("native", "two-step")
     # Of other groups, and between processes, what is known stays; of copies, too.
-    _crossovers.write_matmuls({"all_gather_matmul": 0}, 2, "several processes", 1 << 30)
+    _crossovers.write_matmuls({"all_gather_matmul": OneCall(0, 0)}, 2, "several processes", 1 << 30)
     _crossovers.write({"all_gather": 2000}, 2, 10_000)
     assert path(16) == "native"
     assert _crossovers.one_call_to_products("all_gather_matmul", 2, "several processes") == 0
@@ -229,16 +233,27 @@ def test_auto_takes_the_way_that_was_measured(file: pathlib.Path):
     assert _crossovers.lax_from_bytes("all_gather", 2) == 2000
     # Beside a w of as many elements as the largest of the square blocks that one call served.
     assert _crossovers.one_call_to_w("all_gather_matmul", 4, "one process", 4096) == 1 << 18
-    _crossovers.write_matmuls({"matmul_reduce_scatter": 4 * 1024**3}, 2, "one process", 1 << 40)
+    _crossovers.write_matmuls(
+        {"matmul_reduce_scatter": OneCall(4 * 1024**3, 0)}, 2, "one process", 1 << 40
+    )
     of = ("matmul_reduce_scatter", 2, "one process")
     assert _crossovers.one_call_to_w(*of, 1024) == 1024**2
     assert _crossovers.one_call_to_w(*of, 1023) == 1 << 18
-    _crossovers.write_matmuls({"matmul_reduce_scatter": 64 * 1024**3}, 8, "one process", 1 << 40)
+    _crossovers.write_matmuls(
+        {"matmul_reduce_scatter": OneCall(64 * 1024**3, 0)}, 8, "one process", 1 << 40
+    )
     assert _crossovers.one_call_to_w("matmul_reduce_scatter", 4, "one process", 1024) == 1024**2
     # All that was measured was best in one call: of more, what is known stays.
     most = products - 1
-    _crossovers.write_matmuls({"all_gather_matmul": 1000}, 2, "one process", 1000)
+    _crossovers.write_matmuls({"all_gather_matmul": OneCall(1000, 0)}, 2, "one process", 1000)
     assert _crossovers.one_call_to_products("all_gather_matmul", 2, "one process") == most
+    # So it does of where two steps were faster.
+    lost_at, of = 4 * 600**3, ("all_gather_matmul", 2, "one process")
+    _crossovers.write_matmuls({"all_gather_matmul": OneCall(0, lost_at)}, 2, "one process", 1 << 30)
+    _crossovers.write_matmuls({"all_gather_matmul": OneCall(9, 0)}, 2, "one process", lost_at - 1)
+    assert _crossovers.two_steps_won_at(*of) == 600
+    _crossovers.write_matmuls({"all_gather_matmul": OneCall(9, 0)}, 2, "one process", lost_at)
+    assert _crossovers.two_steps_won_at(*of) == 0
 
 
 @needs_native
@@ -256,7 +271,7 @@ def test_the_command_with_matmuls(file: pathlib.Path):
     assert [row[:2] for row in measured] == [["matmul_reduce_scatter", s] for s in ("16", "32")]
     assert all(row[-1] == "0" for row in measured)
     assert lines[-1] == f"stored for auto: {file}"
-    stored = json.loads(file.read_text())["one_call_to_products"]["one process"]
+    stored = json.loads(file.read_text())["one_call"]["one process"]
     assert set(stored) == {"matmul_reduce_scatter"}
 
 

@@ -378,6 +378,8 @@ def _slower(
     if native_platform(ctx) == "cuda":
         of_block = of_x.size * of_w.shape[1] // (1 if primitive is gather_p else p)
         return "its blocks are small for a ring" if of_block < _RING_FROM_PRODUCTS else None
+    if not _engine.multiplies_alike():
+        return "the processes have not the same processor and BLAS"
     across = spans_processes(ctx, groups)
     if across and _engine.has_spare_cores():
         return "a process has more cores than devices, and XLA's matmul takes them all"
@@ -412,8 +414,7 @@ def _suits_the_blas(
     primitive: Primitive, of_x: Any, of_w: Any, p: int, within: Within, is_half: bool
 ) -> bool:
     """Tells whether blocks are large enough for a BLAS that is as fast as XLA's matmul."""
-    measured = _crossovers.measured_side(primitive.name, p, within)
-    if measured is not None and measured < _BLAS_ROWS:
+    if _crossovers.two_steps_won_at(primitive.name, p, within) >= _BLAS_ROWS:
         return False  # here it is not
     if _block_rows(primitive, of_x, p) < _BLAS_ROWS:
         return False

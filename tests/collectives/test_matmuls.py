@@ -209,10 +209,14 @@ def test_a_blas_that_keeps_up_is_not_taken_for_all(
     monkeypatch.setenv("JAXCOLL_CROSSOVERS", str(tmp_path / "crossovers.json"))
     _crossovers._measured.cache_clear()
     try:
-        for side, path in ((511, "two-step"), (512, "native")):
-            found = {"all_gather_matmul": 4**2 * side**3}
+        for lost_at, path in ((512, "two-step"), (511, "native"), (0, "native")):
+            one_call = _crossovers.OneCall(4**2 * 128**3, 4**2 * lost_at**3)
+            found = {"all_gather_matmul": one_call}
             _crossovers.write_matmuls(found, 4, "one process", 1 << 40)  # and for less ranks
             assert path_of(*shape) == path
+        # Small ones alone, all of them best in one call, say nothing of large ones.
+        _crossovers.write_matmuls({"all_gather_matmul": one_call}, 4, "one process", 4**2 * 128**3)
+        assert path_of(*shape) == "native"
     finally:
         _crossovers._measured.cache_clear()
 
@@ -402,7 +406,8 @@ def test_where_the_processor_multiplies_in_float32(
     assert _product(dtype, platforms=("cpu",)) == ("float32" if converts else dtype, "float32")
     assert _product(dtype, platforms=("cuda",)) == (dtype, "float32")
     assert _product(dtype, platforms=("cuda",), rounded=dtype) == (dtype, dtype)
-    assert _product(dtype, rounded=dtype) == (dtype, "float32")  # of any platform
+    # Of a platform that is not known, it is taken for this one.
+    assert _product(dtype, rounded=dtype) == ("float32" if converts else dtype, "float32")
 
 
 def _product(dtype: str, **options: Any) -> tuple[str, str]:

@@ -36,6 +36,12 @@ def test_shapes_take_what_is_faster():
         assert "all ways are the faster ones" in said, said
 
 
+def test_where_processes_multiply_otherwise_all_take_two_steps():
+    for said in run_job("matmul_differences.py", processes=2).values():
+        assert any("two-step" in line and "same processor and BLAS" in line for line in said), said
+        assert "all products are right" in said, said
+
+
 @pytest.mark.full
 def test_measured_between_processes(tmp_path: Path):
     """By one of them; what is stored is of groups in several processes."""
@@ -51,6 +57,6 @@ def test_measured_between_processes(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks in several processes, f32" in done.stdout
     assert f"[0] stored for auto: {file}" in done.stdout
-    stored = json.loads(file.read_text())["one_call_to_products"]
+    stored = json.loads(file.read_text())["one_call"]
     assert list(stored) == ["several processes"]
     assert set(stored["several processes"]["all_gather_matmul"]) == {"2"}
