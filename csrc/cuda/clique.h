@@ -174,7 +174,7 @@ class Clique : public std::enable_shared_from_this<Clique> {
  private:
   enum class State : std::uint8_t { kWaiting, kConnecting, kReady, kFailed };
 
-  [[nodiscard]] const Libraries& libraries() const { return *surroundings_.libraries; }
+  /// Windows of one size.
   struct Blocks {
     explicit Blocks(const std::set<int>& ordinals) : meeting(ordinals) {}
 
@@ -184,6 +184,7 @@ class Clique : public std::enable_shared_from_this<Clique> {
     BlockWindows windows;
   };
 
+  [[nodiscard]] const Libraries& libraries() const { return *surroundings_.libraries; }
   Status Connect(std::int64_t timeout_ns);
   [[nodiscard]] std::vector<LocalRank> LocalRanks() const;
   Blocks& BlocksOf(std::size_t slot_bytes);

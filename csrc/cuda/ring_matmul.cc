@@ -256,21 +256,22 @@ Status RingScatterMatmul::Enqueue(const Libraries& libraries, const Seat& seat, 
   const std::array<std::vector<ScatterStep>, 2> steps{
       ScatterSteps(seat.rank, flat_.num_ranks, /*is_forward=*/true),
       ScatterSteps(seat.rank, flat_.num_ranks, /*is_forward=*/false)};
+  const std::array<std::size_t, 2> parts{0, Elements(chains_[0]) * wide};  // of a slot, and of y
+  // Where in the neighbours' slots the sum comes to that a step adds to.
+  const auto offset = [&](std::size_t i, std::size_t step) {
+    return (step - 1) * slot_bytes_ + parts.at(i);
+  };
   // Where a chain's product of a step goes, added to what has come: in the end that is y.
   const auto place = [&](std::size_t i, std::size_t step) -> std::byte* {
-    const std::size_t part = i == 0 ? 0 : Elements(chains_[0]) * wide;
     if (step == last) {
-      return At(results[0], part);
+      return At(results[0], parts.at(i));
     }
-    return step > 0 && tools.blocks != nullptr
-               ? tools.blocks->slots() + (step - 1) * slot_bytes_ + part
-               : At(results[1], step * slot_bytes_ + part);
+    return step > 0 && tools.blocks != nullptr ? tools.blocks->slots() + offset(i, step)
+                                               : At(results[1], step * slot_bytes_ + parts.at(i));
   };
   // Where the sum has come to that a step adds to.
   const auto arrived = [&](std::size_t i, std::size_t step) {
-    const std::size_t part = i == 0 ? 0 : Elements(chains_[0]) * wide;
-    return tools.blocks != nullptr ? tools.blocks->slots() + (step - 1) * slot_bytes_ + part
-                                   : place(i, step);
+    return tools.blocks != nullptr ? tools.blocks->slots() + offset(i, step) : place(i, step);
   };
   std::size_t num_events = 0;
   BlockPath path(libraries, seat, tools.blocks, stream);
@@ -300,14 +301,13 @@ Status RingScatterMatmul::Enqueue(const Libraries& libraries, const Seat& seat, 
         continue;
       }
       received[i] = tools.events[num_events++];
-      const std::array parcel{
-          Parcel{.to = now.to,
-                 .from = now.from,
-                 .sent = place(i, step),
-                 .received = arrived(i, step + 1),
-                 .bytes = Elements(chain) * wide,
-                 .offset = step * slot_bytes_ + (i == 0 ? 0 : Elements(chains_[0]) * wide),
-                 .arrival = ArrivalOf(i, step + 1)}};
+      const std::array parcel{Parcel{.to = now.to,
+                                     .from = now.from,
+                                     .sent = place(i, step),
+                                     .received = arrived(i, step + 1),
+                                     .bytes = Elements(chain) * wide,
+                                     .offset = offset(i, step + 1),
+                                     .arrival = ArrivalOf(i, step + 1)}};
       status = path.Exchange(parcel, received[i]);
     }
   }

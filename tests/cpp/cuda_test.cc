@@ -440,31 +440,30 @@ void BlocksBeyondAWindowGoByNccl(Context& context) {
 
 /// What two ranks send blocks with, and a stream of each; another one of the first rank.
 struct BlockSeats {
-  explicit BlockSeats(Engine& engine) : site(SiteOf(SmallGather(2), 2)) {
+  explicit BlockSeats(Context& context) : site(SiteOf(SmallGather(2), 2)) {
     for (Stream& stream : streams) {
-      engine.libraries().runtime.stream_create_with_priority(&stream, kStreamNonBlocking, 0);
+      libraries.runtime.stream_create_with_priority(&stream, kStreamNonBlocking, 0);
     }
-    statuses = OnRanks(2, [&](int rank) {
-      Status status = site->Initialize(rank, nullptr);
-      return status.ok() ? engine.Find(Devices(2))
-                               ->OpenBlocks(rank, nullptr, 1000, engine.limits(),
-                                            seats.at(static_cast<std::size_t>(rank)))
-                         : status;
-    });
+    AllSucceed(context, OnRanks(2, [&](int rank) {
+                 Status status = site->Initialize(rank, nullptr);
+                 return status.ok() ? engine.Find(Devices(2))
+                                          ->OpenBlocks(rank, nullptr, 1000, engine.limits(),
+                                                       seats.at(static_cast<std::size_t>(rank)))
+                                    : status;
+               }));
   }
 
+  Engine& engine = OpenEngine();
+  const Libraries& libraries = engine.libraries();
+  WithPeers peers{engine};
   std::array<Stream, 3> streams{};
   std::array<BlockSeat*, 2> seats{};
   std::unique_ptr<Site> site;
-  std::vector<Status> statuses;
 };
 
 void WhoSendsBlocksWaitsForRoom(Context& context) {
-  Engine& engine = OpenEngine();
-  const WithPeers peers(engine);
-  const Libraries& libraries = engine.libraries();
-  const BlockSeats with(engine);
-  AllSucceed(context, with.statuses);
+  const BlockSeats with(context);
+  const Libraries& libraries = with.libraries;
   const auto& [first, second] = with.seats;
   const auto& [stream, other, unused] = with.streams;
   const std::array<int, 2> blocks{7, 8};
@@ -490,14 +489,11 @@ void WhoSendsBlocksWaitsForRoom(Context& context) {
 
 /// Operands stay until they are sent: XLA uses their memory for what comes next on its stream.
 void ACallEndsWhenItsBlocksAreSent(Context& context) {
-  Engine& engine = OpenEngine();
-  const WithPeers peers(engine);
-  const Libraries& libraries = engine.libraries();
-  const BlockSeats with(engine);
-  AllSucceed(context, with.statuses);
+  const BlockSeats with(context);
+  const Libraries& libraries = with.libraries;
   const auto& [first, second] = with.seats;
   const auto& [stream, other, unused] = with.streams;
-  const Seat& seat = engine.Find(Devices(2))->SeatOf(0);
+  const Seat& seat = with.engine.Find(Devices(2))->SeatOf(0);
   const int block = 1;
   const std::array parcels{Parcel{.to = 1,
                                   .from = 1,
@@ -525,11 +521,8 @@ void ACallEndsWhenItsBlocksAreSent(Context& context) {
 }
 
 void CallsOfADeviceTakeTheSlotsInTurn(Context& context) {
-  Engine& engine = OpenEngine();
-  const WithPeers peers(engine);
-  const Libraries& libraries = engine.libraries();
-  const BlockSeats with(engine);
-  AllSucceed(context, with.statuses);
+  const BlockSeats with(context);
+  const Libraries& libraries = with.libraries;
   const auto& [first, second] = with.seats;
   const auto& [stream, of_second, other] = with.streams;
   first->Begin(libraries, stream);
