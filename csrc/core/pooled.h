@@ -26,6 +26,7 @@ class Pooled {
   static void PrefetchNext(const void* end) {
     // The rest of this call's objects and the next ones.
     constexpr std::size_t kBytes = 44 * kCacheLine;
+#pragma GCC unroll 44
     for (std::size_t at = 0; at < kBytes; at += kCacheLine) {
       __builtin_prefetch(static_cast<const std::byte*>(end) + at, /*rw=*/1);
     }

@@ -25,6 +25,7 @@ class SmallArray {
   void Reset(std::size_t size) {
     size_ = size;
     outside_ = size > kInside ? std::make_unique<T[]>(size) : nullptr;
+    data_ = outside_ == nullptr ? inside_.data() : outside_.get();
   }
   void Assign(const std::vector<T>& values) {
     Reset(values.size());
@@ -32,10 +33,8 @@ class SmallArray {
   }
 
   [[nodiscard]] std::size_t size() const { return size_; }
-  [[nodiscard]] T* data() { return outside_ == nullptr ? inside_.data() : outside_.get(); }
-  [[nodiscard]] const T* data() const {
-    return outside_ == nullptr ? inside_.data() : outside_.get();
-  }
+  [[nodiscard]] T* data() { return data_; }
+  [[nodiscard]] const T* data() const { return data_; }
   T& operator[](std::size_t i) { return data()[i]; }
   const T& operator[](std::size_t i) const { return data()[i]; }
   [[nodiscard]] T* begin() { return data(); }
@@ -45,8 +44,9 @@ class SmallArray {
 
  private:
   std::size_t size_ = 0;
-  std::unique_ptr<T[]> outside_;  // null: inside_
+  T* data_ = nullptr;
   std::array<T, kInside> inside_{};
+  std::unique_ptr<T[]> outside_;  // null: inside_
 };
 
 }  // namespace jaxcoll

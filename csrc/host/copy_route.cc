@@ -36,12 +36,11 @@ bool ExchangeRoute::Run(std::size_t /*phase*/, std::size_t round, const Buffers&
     return true;
   }
   const Slabs::Piece piece = slabs_.piece(round);
-  bool left = false;
-  for (std::size_t target = 0; target < members_.num_ranks(); ++target) {
-    if (members_.is_mine(target) || (one_for_all_ && left)) {
+  const std::size_t num_targets = one_for_all_ ? 1 : members_.num_ranks();
+  for (std::size_t target = 0; target < num_targets; ++target) {
+    if (!one_for_all_ && members_.is_mine(target)) {
       continue;
     }
-    left = true;
     for (std::size_t j = 0; j < local.num_ranks; ++j) {
       CopyBlock(piece, layout_.columns,
                 static_cast<const std::byte*>(local.operands[j]) + piece.begin +
@@ -136,8 +135,9 @@ bool PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& loca
     return true;
   }
   const Slabs::Piece piece = slabs_.piece(round);
-  for (const std::size_t rank : members_.my_ranks()) {
-    const std::size_t j = members_.position(rank);
+  const SmallArray<std::size_t, 4>& mine = members_.my_ranks();
+  for (std::size_t j = 0; j < mine.size(); ++j) {
+    const std::size_t rank = mine[j];
     if (phase == 0) {
       if (is_wanted_[rank]) {
         std::memcpy(processes.windows[members_.mine()] + At(round, j),

@@ -26,7 +26,7 @@ void CopyColumns(std::byte* to, std::size_t to_step, const std::byte* from, std:
 // Shorter rows are not worth the fence after each.
 constexpr std::size_t kStreamBytes = 4096;
 
-void CopyRows(std::byte* to, std::size_t to_step, const std::byte* from, std::size_t from_step,
+void CopyRuns(std::byte* to, std::size_t to_step, const std::byte* from, std::size_t from_step,
               std::size_t count, std::size_t bytes, CopyFn stream_copy) {
   if (stream_copy != nullptr && bytes >= kStreamBytes) {
     for (std::size_t j = 0; j < count; ++j) {
@@ -59,18 +59,20 @@ CopyFn StreamCopyFor(std::size_t bytes_moved) {
 
 }  // namespace
 
-void CopyBlock(const Slabs::Piece& piece, std::size_t columns, const std::byte* from,
-               const BlockSide& from_side, std::byte* to, const BlockSide& to_side,
-               CopyFn stream_copy) {
+void CopyRows(const Slabs::Piece& piece, std::size_t columns, const std::byte* from,
+              const BlockSide& from_side, std::byte* to, const BlockSide& to_side,
+              CopyFn stream_copy) {
+  std::size_t i = piece.row == 0 ? 0 : piece.row / columns;
+  std::size_t j = piece.row - i * columns;
   // A run within one row has constant steps.
-  for (std::size_t at = piece.row; at < piece.row + piece.num_rows;) {
-    const std::size_t i = at / columns;
-    const std::size_t j = at % columns;
-    const std::size_t count = std::min(columns - j, piece.row + piece.num_rows - at);
-    CopyRows(to + i * to_side.row + j * to_side.column, to_side.column,
+  for (std::size_t left = piece.num_rows; left > 0;) {
+    const std::size_t count = std::min(columns - j, left);
+    CopyRuns(to + i * to_side.row + j * to_side.column, to_side.column,
              from + i * from_side.row + j * from_side.column, from_side.column, count, piece.length,
              stream_copy);
-    at += count;
+    left -= count;
+    ++i;
+    j = 0;
   }
 }
 
@@ -137,7 +139,7 @@ void PermuteWork::Run(std::size_t chunk, const Buffers& buffers) const {
   const std::byte* const from =
       static_cast<const std::byte*>(buffers.operands[source]) + piece.begin;
   if (from != to) {
-    CopyRows(to, 0, from, 0, 1, piece.length, StreamCopyFor(bytes_moved(buffers.num_ranks)));
+    CopyRuns(to, 0, from, 0, 1, piece.length, StreamCopyFor(bytes_moved(buffers.num_ranks)));
   }
 }
 

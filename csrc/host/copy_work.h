@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>  // std::byte, std::size_t
+#include <cstring>  // std::memcpy
 #include <memory>   // std::unique_ptr
 #include <vector>   // std::vector
 
@@ -32,9 +33,20 @@ struct BlockSide {
 
 /// Copies a piece of a block, whose rows of `columns` columns the piece counts as one.
 /// `stream_copy` may be null.
-void CopyBlock(const Slabs::Piece& piece, std::size_t columns, const std::byte* from,
-               const BlockSide& from_side, std::byte* to, const BlockSide& to_side,
-               CopyFn stream_copy);
+void CopyRows(const Slabs::Piece& piece, std::size_t columns, const std::byte* from,
+              const BlockSide& from_side, std::byte* to, const BlockSide& to_side,
+              CopyFn stream_copy);
+
+/// The same, quickly where the piece is of the block's first row, as all of a small call's are.
+inline void CopyBlock(const Slabs::Piece& piece, std::size_t columns, const std::byte* from,
+                      const BlockSide& from_side, std::byte* to, const BlockSide& to_side,
+                      CopyFn stream_copy) {
+  if (piece.row == 0 && piece.num_rows == 1 && stream_copy == nullptr) {
+    std::memcpy(to, from, piece.length);
+  } else {
+    CopyRows(piece, columns, from, from_side, to, to_side, stream_copy);
+  }
+}
 
 class ExchangeWork final : public Work {
  public:

@@ -24,13 +24,19 @@ constexpr int kCrowdedLooks = 5;
 // worth two threads' wakes.
 constexpr std::int64_t kSpinNs = 200'000;
 constexpr std::int64_t kCrowdedSpinNs = 1'000'000;
-// Of a window: what is asked for before it is known to be there. Processors see to the rest.
+// Of a window: what is asked for before it is read. Processors see to the rest.
 constexpr std::size_t kSmallBytes = 4 * kCacheLine;
 // A sleeper looks after the others this often.
 constexpr std::int64_t kNapNs = 50'000'000;
 // Of a window. A call that uses less begins where the window does, where lines are near; and one
 // that uses more than half of it, which has turns of its own.
 constexpr std::size_t kLeastTurningBytes = std::size_t{8} * 1024;
+
+void PrefetchSmall(const std::byte* window) {
+  for (std::size_t at = 0; at < kSmallBytes; at += kCacheLine) {
+    __builtin_prefetch(window + at);
+  }
+}
 
 std::size_t TurningBytes(const Route& route, std::size_t window_bytes) {
   const std::size_t used = std::min(route.num_rounds(), kRoundsInWindow) * route.round_bytes();
@@ -46,6 +52,7 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       turn_{.occurrences = &session.Occurrences(group, site)},
       group_(group),
       site_(site),
+      hash_(CallName::HashOf(group, site)),
       members_(members),
       route_(std::move(route)),
       steps_(route_->num_phases(), route_->num_rounds()),
@@ -133,7 +140,7 @@ void Exchange::Prepare() {
 }
 
 std::shared_ptr<const Status> Exchange::Failure() const {
-  if (!session_->segment().failed()) {
+  if (!HasFailed()) {
     return nullptr;
   }
   return std::make_shared<const Status>(Internal(session_->segment().failure()));
@@ -147,6 +154,7 @@ Exchange::Progress Exchange::Begin(bool spins) {
   turn_.ticket = 0;
   lane_ = -1;
   step_ = {};
+  has_noted_needs_ = false;
   has_ended_ = false;
   has_prefetched_ = false;
   is_shown_ = false;
@@ -173,7 +181,7 @@ bool Exchange::OpenLane() {
   lane_ = session_->TakeLane(turn_);
   name_ = {
       .group = group_, .site = site_, .occurrence = turn_.occurrence & CallName::kMaxOccurrence};
-  tag_ = name_.tag();
+  tag_ = CallName::Tag(hash_, name_.occurrence);
   if (lane_ < 0) {
     return false;
   }
@@ -197,6 +205,9 @@ bool Exchange::Find(Peer& peer) const {
     const Lane& lane = segment.lane(peer.seat, at);
     if (lane.word.load(std::memory_order_seq_cst) >> Lane::kProgressBits == tag_ &&
         lane.name() == name_) {
+      if (peer.reads != 0) {
+        PrefetchSmall(segment.window(peer.seat, at) + lane.begin());
+      }
       peer.lane = &lane;
       peer.lane_number = at;
       peer.begin = lane.begin();
@@ -228,13 +239,8 @@ bool Exchange::HasReached(Peer& peer) const {
 
 void Exchange::PrefetchPeers() const {
   for (const Peer& peer : peers_) {
-    if (peer.reads == 0) {
-      continue;
-    }
-    const std::byte* const window =
-        session_->segment().window(peer.seat, session_->LikelyLane(peer.seat));
-    for (std::size_t at = 0; at < kSmallBytes; at += kCacheLine) {
-      __builtin_prefetch(window + at);
+    if (peer.reads != 0) {
+      PrefetchSmall(session_->segment().window(peer.seat, session_->LikelyLane(peer.seat)));
     }
   }
 }
@@ -252,8 +258,13 @@ bool Exchange::CanGoOn() {
 }
 
 void Exchange::Need() {
+  has_noted_needs_ = true;
   const std::size_t left = steps_.NeedsLeft(step_);
   const std::size_t read = steps_.NeedsRead(step_);
+  has_needs_ = left > 0 || read > 0;
+  if (!has_needs_) {  // as before every call's first step
+    return;
+  }
   for (Peer& peer : peers_) {
     peer.needed = (peer.reads >> step_.phase & 1) != 0 ? left : 0;
     if ((peer.is_read >> (step_.phase + 1) & 1) != 0) {
@@ -311,15 +322,17 @@ void Exchange::Ring(const Peer& peer) const {
 }
 
 bool Exchange::Advance() {
-  for (; !steps_.is_end(step_); steps_.Next(step_)) {
+  for (; !steps_.is_end(step_); steps_.Next(step_), has_noted_needs_ = false) {
     if (steps_.is_idle(step_)) {
       continue;
     }
     const std::size_t phase = step_.phase;
     const std::size_t round = steps_.round(step_);
     const bool takes = phase == 1 && route_->takes_one_by_one();
-    Need();
-    const bool all_have = AllHaveReached();
+    if (!has_noted_needs_) {
+      Need();
+    }
+    const bool all_have = !has_needs_ || AllHaveReached();
     if (session_->segment().failed()) {
       return false;
     }

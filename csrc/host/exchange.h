@@ -47,8 +47,15 @@ class Steps {
         count_((num_rounds + num_phases - 1) * num_phases) {}
 
   [[nodiscard]] std::size_t count() const { return count_; }
-  /// Goes on to the next one.
+  /// Goes on to the next one; of one round, whose steps are few, past those that have nothing to
+  /// do.
   void Next(Step& step) const {
+    if (num_rounds_ == 1) {
+      step.number += num_phases_ + 1;
+      ++step.phase;
+      ++step.turn;
+      return;
+    }
     ++step.number;
     if (++step.phase == num_phases_) {
       step.phase = 0;
@@ -60,7 +67,7 @@ class Steps {
     return step.turn < step.phase ? num_rounds_ : step.turn - step.phase;
   }
   [[nodiscard]] bool is_idle(const Step& step) const { return round(step) >= num_rounds_; }
-  [[nodiscard]] bool is_end(const Step& step) const { return step.number == count_; }
+  [[nodiscard]] bool is_end(const Step& step) const { return step.number >= count_; }
 
   /// How many steps those whose data `step` reads must have completed before it may run.
   [[nodiscard]] std::size_t NeedsLeft(const Step& step) const {
@@ -113,7 +120,9 @@ class Exchange : public Pooled {
 
   /// Takes note of the job's session as it is now; before each call, and not during one.
   void Prepare();
-  /// Why the prepared call can't be made, or ended so: the job has failed. Null otherwise.
+  /// Whether the prepared call can't be made, or ended so: the job has failed.
+  [[nodiscard]] bool HasFailed() const { return session_->segment().failed(); }
+  /// Why, or null.
   [[nodiscard]] std::shared_ptr<const Status> Failure() const;
 
   /// Says where this process's buffers stand, of all calls; before the first one.
@@ -173,12 +182,12 @@ class Exchange : public Pooled {
   bool Find(Peer& peer) const;
   /// Whether the peer has done what the next step needs of it.
   bool HasReached(Peer& peer) const;
-  /// Asks for what the others leave, where it is likely to be.
+  /// Asks for what the others leave, where it is likely to be: often they have left it.
   void PrefetchPeers() const;
   bool AllHaveReached();
   /// Whether the next step may run, or the call, at its end, be left.
   bool CanGoOn();
-  /// Notes what the next step needs of whom.
+  /// Notes what the next step needs of whom, if anything.
   void Need();
   /// Takes what has come of a round, of a route that takes one by one. False: it can't be read.
   bool TakeWhatCame(std::size_t round);
@@ -216,6 +225,7 @@ class Exchange : public Pooled {
   Session::Turn turn_;       // of the last call
   const std::uint64_t group_;
   const std::uint64_t site_;
+  const std::uint64_t hash_;  // of both, see CallName
   const Membership& members_;
   const std::unique_ptr<const Route> route_;
   const Steps steps_;
@@ -234,6 +244,8 @@ class Exchange : public Pooled {
   CallName name_;
   std::uint64_t tag_ = 0;
   Step step_;
+  bool has_noted_needs_ = false;  // of step_, see Need
+  bool has_needs_ = false;        // of step_, once noted
   SmallArray<Peer, 1> peers_;
   SmallArray<std::byte*, 4> windows_;  // by process
 

@@ -3,7 +3,7 @@
 #include <signal.h>  // kill, NOLINT(modernize-deprecated-headers)
 #include <unistd.h>  // getpid, sysconf
 
-#include <algorithm>  // std::find, std::max, std::min
+#include <algorithm>  // std::all_of, std::find, std::max, std::min
 #include <cerrno>     // errno
 #include <ctime>      // nanosleep, timespec
 #include <optional>   // std::optional
@@ -105,7 +105,8 @@ bool Session::HasBegun(const CallName& name) {
 }
 
 void Session::TellEnded(Lane& lane) const {
-  for (std::size_t i = 0, seat = seat_; i < lane.has_ended.size(); ++i) {
+  const std::size_t count = std::min(lane.has_ended.size(), last_ended_.size() - 1);
+  for (std::size_t i = 0, seat = seat_; i < count; ++i) {
     seat = seat + 1 < last_ended_.size() ? seat + 1 : 0;
     lane.has_ended[i].store(last_ended_[seat].mine.load(std::memory_order_acquire),
                             std::memory_order_relaxed);
@@ -201,7 +202,10 @@ bool Session::LeaveLane(int lane, std::uint64_t tag, std::span<const std::size_t
   Left& last = left(num_left_);
   last.lane = lane;
   last.tag = tag;
-  last.lookers.assign(lookers.begin(), lookers.end());
+  last.lookers.resize(lookers.size());
+  for (std::size_t i = 0; i < lookers.size(); ++i) {  // of one or two, as a rule
+    last.lookers[i] = lookers[i];
+  }
   last.is_ahead = false;
   last.has_ended = false;
   if (is_ahead && !HasRoomAhead() && !SeeEnded(last)) {

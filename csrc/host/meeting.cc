@@ -122,12 +122,11 @@ Arrival Meeting::Arrive(const Key& key, std::size_t rank, std::int64_t now_ns,
     if (state_ == State::kFailed || state_ == State::kFailing) {
       return {Answer::kFailed, failure_};
     }
-    if (exchange_ != nullptr && state_ == State::kOpen) {
-      if (auto failure = exchange_->Failure(); failure != nullptr) {
-        Watchdog::Get().FailRun(key.run, failure);  // see Fail
-        FailOpenCall(failure);
-        return {Answer::kFailed, std::move(failure)};
-      }
+    if (exchange_ != nullptr && state_ == State::kOpen && exchange_->HasFailed()) {
+      auto failure = exchange_->Failure();
+      Watchdog::Get().FailRun(key.run, failure);  // see Fail
+      FailOpenCall(failure);
+      return {Answer::kFailed, std::move(failure)};
     }
     if (me.arrived) {
       return {Answer::kFailed,
@@ -410,7 +409,9 @@ std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
       ended_.notify_all();
     }
   }
-  Runners::Get().Resume(resumptions, site_.pace());
+  if (resumptions.size() > 0) {
+    Runners::Get().Resume(resumptions, site_.pace());
+  }
   return now_ns;
 }
 
@@ -475,8 +476,8 @@ void Meeting::EndFailedCall() {
 
 void Meeting::Collect(TaskList& resumptions) {
   for (Rank& rank : ranks_) {
-    if (rank.arrived) {  // a rank that does not wait looks here
-      rank.resumption.failure = failure_;
+    if (rank.arrived && rank.resumption.failure != failure_) {
+      rank.resumption.failure = failure_;  // a rank that does not wait looks here
     }
     if (rank.waits) {
       rank.waits = false;

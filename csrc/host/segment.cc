@@ -25,8 +25,6 @@ constexpr std::uint64_t kSegmentMagic = 0x6a61'7863'6f6c'0007;
 constexpr std::size_t kHeaderBytes = 8 * kPage;
 constexpr std::int64_t kCausePatienceNs = 100'000'000;
 
-enum : std::uint32_t { kSound = 0, kFailing = 1, kFailed = 2 };
-
 // Far beyond it the kernel does not refuse shared memory: it kills whoever fills it.
 std::size_t MachineBytes() {
   return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
@@ -45,9 +43,12 @@ std::string ErrorText(int error) { return std::strerror(error); }  // NOLINT(con
 
 }  // namespace
 
-std::uint64_t CallName::tag() const {
-  const std::uint64_t hash = Mixed(Mixed(Mixed(0, group), site), occurrence);
-  return std::max<std::uint64_t>(hash >> Lane::kProgressBits, 1);
+std::uint64_t CallName::HashOf(std::uint64_t group, std::uint64_t site) {
+  return Mixed(Mixed(0, group), site);
+}
+
+std::uint64_t CallName::Tag(std::uint64_t hash, std::uint64_t occurrence) {
+  return std::max<std::uint64_t>(Mixed(hash, occurrence) >> Lane::kProgressBits, 1);
 }
 
 struct Segment::Header {
@@ -127,6 +128,7 @@ Status Segment::Map(int memory, std::uint64_t nonce) {
   base_ = static_cast<std::byte*>(base);
   shape_ = shape;
   header_ = header;
+  state_ = &header->state;
   std::byte* at = base_ + kHeaderBytes;
   seats_ = reinterpret_cast<Seat*>(at);
   at += RoundedUp(shape.num_seats * sizeof(Seat), kPage);
@@ -159,8 +161,6 @@ bool Segment::Fail(std::string_view cause) const {
   }
   return true;
 }
-
-bool Segment::failed() const { return header_->state.load(std::memory_order_seq_cst) != kSound; }
 
 std::string Segment::failure() const {
   const std::int64_t since_ns = NowNs();

@@ -53,7 +53,10 @@ struct CallName {
   static constexpr unsigned kOccurrenceBits = 40;
   static constexpr std::uint64_t kMaxOccurrence = (std::uint64_t{1} << kOccurrenceBits) - 1;
   /// What stands for it in a lane's word. Never 0, which means no call.
-  [[nodiscard]] std::uint64_t tag() const;
+  [[nodiscard]] std::uint64_t tag() const { return Tag(HashOf(group, site), occurrence); }
+  /// The same in two steps, the first of which is the same for all calls of a site.
+  [[nodiscard]] static std::uint64_t HashOf(std::uint64_t group, std::uint64_t site);
+  [[nodiscard]] static std::uint64_t Tag(std::uint64_t hash, std::uint64_t occurrence);
   /// Where in which program it stands: the same for different calls in one place.
   [[nodiscard]] std::uint64_t place() const { return site >> 39; }
   friend bool operator==(const CallName&, const CallName&) = default;
@@ -166,7 +169,7 @@ class Segment {
   /// Fails the job for all, with the first cause that anybody gives, and wakes all that sleep.
   /// Returns false where somebody has failed it before.
   bool Fail(std::string_view cause) const;
-  [[nodiscard]] bool failed() const;
+  [[nodiscard]] bool failed() const { return state_->load(std::memory_order_seq_cst) != kSound; }
   /// The cause; waits a moment for whoever is writing it.
   [[nodiscard]] std::string failure() const;
 
@@ -175,9 +178,12 @@ class Segment {
  private:
   struct Header;
 
+  enum : std::uint32_t { kSound = 0, kFailing = 1, kFailed = 2 };
+
   std::byte* base_ = nullptr;
   SegmentShape shape_;
   Header* header_ = nullptr;
+  std::atomic<std::uint32_t>* state_ = nullptr;  // in the header
   Seat* seats_ = nullptr;
   Lane* lanes_ = nullptr;
   std::atomic<std::uint64_t>* ended_ = nullptr;

@@ -34,6 +34,9 @@ class Slabs {
       const std::size_t row = i * rows_per_piece_;
       return {row, std::min(rows_per_piece_, rows_ - row), 0, row_length_};
     }
+    if (pieces_per_row_ == 1) {  // of small calls, where divisions count
+      return {i, 1, 0, row_length_};
+    }
     const std::size_t begin = (i % pieces_per_row_) * part_;
     return {i / pieces_per_row_, 1, begin,
             std::min(part_, row_length_ - std::min(begin, row_length_))};

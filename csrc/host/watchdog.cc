@@ -82,10 +82,7 @@ void Watchdog::LookNow() {
   wake_.notify_one();
 }
 
-std::shared_ptr<const Status> Watchdog::FailureOf(std::int64_t run) {
-  if (!any_failed_.load(std::memory_order_acquire)) {
-    return nullptr;
-  }
+std::shared_ptr<const Status> Watchdog::FindFailureOf(std::int64_t run) {
   const std::lock_guard<std::mutex> lock(failed_mutex_);
   for (const FailedRun& failed : failed_) {
     if (failed.run == run) {

@@ -66,7 +66,9 @@ class Watchdog {
   }
 
   /// Why the run failed, or null. Costs one load while no run has failed.
-  std::shared_ptr<const Status> FailureOf(std::int64_t run);
+  std::shared_ptr<const Status> FailureOf(std::int64_t run) {
+    return any_failed_.load(std::memory_order_acquire) ? FindFailureOf(run) : nullptr;
+  }
 
   /// Runs that have failed so far.
   [[nodiscard]] std::uint64_t num_failures() const {
@@ -89,6 +91,7 @@ class Watchdog {
   std::string CallbackErrorFor(std::int64_t opened_ns);
 
  private:
+  std::shared_ptr<const Status> FindFailureOf(std::int64_t run);
   // A RunId is unique enough among the latest launches, not for ever: forget old failures.
   static constexpr std::size_t kRememberedRuns = 256;
   static constexpr std::size_t kInlineRuns = 64;  // of many threads, the later of two may hide one

@@ -893,9 +893,9 @@ MUTANTS = [
     ),
     Mutant(
         "a call fails with the segment that it is in",
-        "csrc/host/exchange.cc",
-        "if (!session_->segment().failed()) {",
-        "if (!job_.session()->segment().failed()) {",
+        "csrc/host/exchange.h",
+        "return session_->segment().failed();",
+        "return job_.session()->segment().failed();",
         ("exchange_failing", "AttachingDoesNotMendCallsInProgress"),
     ),
     Mutant(
