@@ -10,7 +10,8 @@
 namespace jaxcoll {
 
 /// A call touches dozens of cache lines that nobody has touched since the program's last run. What
-/// lies together can be fetched together (core/footprint.h), and needs no pointer to be read first.
+/// lies together, as a small array does with the pointer to it, can be fetched together
+/// (core/footprint.h).
 template <typename T, std::size_t kInside>
 class SmallArray {
  public:
@@ -19,13 +20,13 @@ class SmallArray {
   explicit SmallArray(const std::vector<T>& values) { Assign(values); }
   SmallArray(const SmallArray&) = delete;
   SmallArray& operator=(const SmallArray&) = delete;
-  ~SmallArray() = default;
+  ~SmallArray() { Free(); }
 
   /// Once, before the array is used.
   void Reset(std::size_t size) {
+    Free();
+    data_ = size > kInside ? std::make_unique<T[]>(size).release() : inside_.data();
     size_ = size;
-    outside_ = size > kInside ? std::make_unique<T[]>(size) : nullptr;
-    data_ = outside_ == nullptr ? inside_.data() : outside_.get();
   }
   void Assign(const std::vector<T>& values) {
     Reset(values.size());
@@ -43,10 +44,11 @@ class SmallArray {
   [[nodiscard]] const T* end() const { return data() + size_; }
 
  private:
+  void Free() { const std::unique_ptr<T[]> outside(data_ == inside_.data() ? nullptr : data_); }
+
   std::size_t size_ = 0;
-  T* data_ = nullptr;
+  T* data_ = inside_.data();
   std::array<T, kInside> inside_{};
-  std::unique_ptr<T[]> outside_;  // null: inside_
 };
 
 }  // namespace jaxcoll

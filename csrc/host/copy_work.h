@@ -37,7 +37,7 @@ void CopyRows(const Slabs::Piece& piece, std::size_t columns, const std::byte* f
               const BlockSide& from_side, std::byte* to, const BlockSide& to_side,
               CopyFn stream_copy);
 
-/// The same, quickly where the piece is of the block's first row, as all of a small call's are.
+/// The same, quickly where the piece is one run from the block's begin on, as where the block is.
 inline void CopyBlock(const Slabs::Piece& piece, std::size_t columns, const std::byte* from,
                       const BlockSide& from_side, std::byte* to, const BlockSide& to_side,
                       CopyFn stream_copy) {

@@ -174,7 +174,7 @@ Exchange::Progress Exchange::Begin(bool spins) {
   if (OpenLane() && Advance()) {
     return Progress::kDone;
   }
-  return session_->segment().failed() ? Progress::kFailed : Progress::kWaits;
+  return HasFailed() ? Progress::kFailed : Progress::kWaits;
 }
 
 bool Exchange::OpenLane() {
@@ -205,12 +205,12 @@ bool Exchange::Find(Peer& peer) const {
     const Lane& lane = segment.lane(peer.seat, at);
     if (lane.word.load(std::memory_order_seq_cst) >> Lane::kProgressBits == tag_ &&
         lane.name() == name_) {
-      if (peer.reads != 0) {
-        PrefetchSmall(segment.window(peer.seat, at) + lane.begin());
-      }
       peer.lane = &lane;
       peer.lane_number = at;
       peer.begin = lane.begin();
+      if (peer.reads != 0) {
+        PrefetchSmall(segment.window(peer.seat, at) + peer.begin);
+      }
       session_->FoundAt(peer.seat, at);
       session_->HearEnded(peer.seat, lane);
       return true;
@@ -262,7 +262,7 @@ void Exchange::Need() {
   const std::size_t left = steps_.NeedsLeft(step_);
   const std::size_t read = steps_.NeedsRead(step_);
   has_needs_ = left > 0 || read > 0;
-  if (!has_needs_) {  // as before every call's first step
+  if (!has_needs_) {  // as before a call's first step; what is noted of earlier ones was reached
     return;
   }
   for (Peer& peer : peers_) {
@@ -333,7 +333,7 @@ bool Exchange::Advance() {
       Need();
     }
     const bool all_have = !has_needs_ || AllHaveReached();
-    if (session_->segment().failed()) {
+    if (HasFailed()) {
       return false;
     }
     bool can_read = !takes || TakeWhatCame(round);
@@ -391,7 +391,7 @@ bool Exchange::End() {
     }
     has_ended_ = true;
   }
-  if (session_->segment().failed()) {
+  if (HasFailed()) {
     return false;  // what was read in another process may be something else by now
   }
   if (is_shown_) {
@@ -421,7 +421,7 @@ Exchange::Progress Exchange::Spin(std::int64_t limit_ns) {
       Relax();
       continue;
     }
-    if (session_->segment().failed()) {
+    if (HasFailed()) {
       return Progress::kFailed;
     }
     const std::int64_t now_ns = NowNs();
@@ -443,7 +443,7 @@ void Exchange::Sleep() {
   Seat& seat = session_->segment().seat(session_->seat());
   seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t bell = seat.bell.load(std::memory_order_seq_cst);
-  if (!CanGoOn() && !session_->segment().failed()) {
+  if (!CanGoOn() && !HasFailed()) {
     syscall(SYS_futex, &seat.bell, FUTEX_WAIT, bell, &nap, nullptr, 0);
   }
   seat.sleepers.fetch_sub(1, std::memory_order_seq_cst);

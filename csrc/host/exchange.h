@@ -47,8 +47,7 @@ class Steps {
         count_((num_rounds + num_phases - 1) * num_phases) {}
 
   [[nodiscard]] std::size_t count() const { return count_; }
-  /// Goes on to the next one; of one round, whose steps are few, past those that have nothing to
-  /// do.
+  /// Goes on to the next one; of one round, past those that have nothing to do.
   void Next(Step& step) const {
     if (num_rounds_ == 1) {
       step.number += num_phases_ + 1;

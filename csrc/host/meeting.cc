@@ -409,9 +409,7 @@ std::int64_t Meeting::Finish(std::shared_ptr<const Status> failure) {
       ended_.notify_all();
     }
   }
-  if (resumptions.size() > 0) {
-    Runners::Get().Resume(resumptions, site_.pace());
-  }
+  Runners::Get().Resume(resumptions, site_.pace());
   return now_ns;
 }
 

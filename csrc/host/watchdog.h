@@ -91,7 +91,6 @@ class Watchdog {
   std::string CallbackErrorFor(std::int64_t opened_ns);
 
  private:
-  std::shared_ptr<const Status> FindFailureOf(std::int64_t run);
   // A RunId is unique enough among the latest launches, not for ever: forget old failures.
   static constexpr std::size_t kRememberedRuns = 256;
   static constexpr std::size_t kInlineRuns = 64;  // of many threads, the later of two may hide one
@@ -106,6 +105,7 @@ class Watchdog {
 
   Watchdog();
   void Loop();
+  std::shared_ptr<const Status> FindFailureOf(std::int64_t run);
   /// Fills in the devices of ranks that have not been at a call, but at another one of its run.
   void Locate(std::vector<CallSite::UnderWay>& calls) const;  // requires sites_mutex_
   void LookNow();

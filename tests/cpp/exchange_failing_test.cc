@@ -365,6 +365,11 @@ void EveryLaterCallFailsAtOnce(Context& context) {
   }
   context.Expect(NowNs() - start_ns < 2000 * kMs, "at once");
   errors.Expect(context, 3 + 12, {"the first cause"});
+  Errors alone;
+  RunThreads(context, 1, [&](std::size_t) {
+    Fails(large, 0, FreshRuns(), large_data, alone).Start();
+    Check(!alone.empty(), "a rank need not wait for the others of its process");
+  });
   for (const std::string& text : errors.texts()) {
     context.Expect(text == "the first cause", text);
   }

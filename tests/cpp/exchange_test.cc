@@ -33,7 +33,7 @@ namespace {
 // ---- Steps ------------------------------------------------------------------------------------
 
 void EveryStepHasItsTurn(Context& context) {
-  for (const std::size_t phases : Sizes{2, 3}) {
+  for (const std::size_t phases : Sizes{2, 3, 4}) {
     for (const std::size_t rounds : Sizes{1, 2, 3, 4, 5, 6}) {
       const Steps steps(phases, rounds);
       const std::string what = std::to_string(phases) + " phases, " + std::to_string(rounds);

@@ -885,17 +885,17 @@ MUTANTS = [
         ("exchange_failing", "EveryLaterCallFailsAtOnce"),
     ),
     Mutant(
-        "calls of a job that has failed touch nothing",
+        "a call of a job that has failed fails with its first rank",
         "csrc/host/meeting.cc",
-        "if (auto failure = exchange_->Failure(); failure != nullptr) {",
-        "if (auto failure = exchange_->Failure(); false) {",
+        "state_ == State::kOpen && exchange_->HasFailed()) {",
+        "state_ == State::kOpen && false) {",
         ("exchange_failing", "EveryLaterCallFailsAtOnce"),
     ),
     Mutant(
         "a call fails with the segment that it is in",
-        "csrc/host/exchange.h",
-        "return session_->segment().failed();",
-        "return job_.session()->segment().failed();",
+        "csrc/host/exchange.cc",
+        "  if (!HasFailed()) {\n    return nullptr;",
+        "  if (!job_.session()->segment().failed()) {\n    return nullptr;",
         ("exchange_failing", "AttachingDoesNotMendCallsInProgress"),
     ),
     Mutant(
