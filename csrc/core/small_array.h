@@ -47,7 +47,7 @@ class SmallArray {
   void Free() { const std::unique_ptr<T[]> outside(data_ == inside_.data() ? nullptr : data_); }
 
   std::size_t size_ = 0;
-  T* data_ = inside_.data();
+  T* data_ = nullptr;  // until Reset
   std::array<T, kInside> inside_{};
 };
 
