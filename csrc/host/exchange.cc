@@ -16,9 +16,10 @@
 namespace jaxcoll {
 namespace {
 
-// Looks at the others before the core is offered to whoever wants it.
+// Looks at the others before the core is offered to whoever wants it. Where processes share cores
+// that may be who is waited for.
 constexpr int kBusyLooks = 200;
-constexpr int kCrowdedLooks = 5;
+constexpr int kCrowdedLooks = 1;
 // How long to look for the others before a handler's program waits in a future, and a runner
 // sleeps. Where processes share cores, the others may have to take their turns first, which is not
 // worth two threads' wakes.
