@@ -32,7 +32,7 @@ constexpr int kLanes = 3;
 // The least counts of these, since other programs have the core at times; beforehand, memory is
 // touched for the first time.
 constexpr int kCachedRounds = 2 * kLanes;
-constexpr int kLargeRounds = 2;
+constexpr int kLargeRounds = 6;
 constexpr std::int64_t kRehearsalNs = 1'000'000'000;  // of each size
 constexpr int kRehearsalLooks = 1000;
 constexpr int kCrowdedRehearsalLooks = 5;

@@ -29,7 +29,7 @@ struct CopyCostsBySize {
 };
 
 /// Passes memory around all processes of the session, both ways, as a chain of calls does. All of
-/// them do so at this time, before the first call, and once. Takes some 50 ms of a core that each
+/// them do so at this time, before the first call, and once. Takes some 90 ms of a core that each
 /// has for itself. Where the system refuses, another process does not come within a second, or
 /// windows are smaller than 16 KiB (as where a process is alone on its host), reading costs
 /// infinitely much. Where processes share cores, or come for small ones only, large ones cost as
