@@ -17,6 +17,7 @@ from jaxcoll._sharding import auto, checked_sharding, fitted, leaf_name, untyped
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.batches import inputs_of
 from jaxcoll.parallel.elementwise import check_elementwise
+from jaxcoll.parallel.first_values import first_values, movable
 from jaxcoll.parallel.optimizer_state import initialized, specs_of_state
 from jaxcoll.parallel.partitioned import is_partitioned
 from jaxcoll.parallel.pipe import Pipe
@@ -206,9 +207,13 @@ def create_train_state(
     pure = as_pure(call, model)
     inputs = _zeros_like(call, inputs_of(call, batch))
     init_rng, rng = _two_keys(call, rng)
+    first = first_values(pure.init, init_rng, inputs)
 
-    def make(split: Split, layers: Spread, axes: tuple[str, ...]) -> TrainState:
-        variables = _without_boxes(pure.init(init_rng, inputs))
+    def make(
+        split: Split, layers: Spread, axes: tuple[str, ...], operands: tuple[Any, ...]
+    ) -> TrainState:
+        given, init_rng, rng = operands
+        variables = _without_boxes(first.make(given, init_rng, inputs))
         params = variables.pop("params")
         if pure.pipe and mesh:
             params = each(ft.partial(_arranged, mesh, pure.pipe.axis_name), params, layers)
@@ -219,17 +224,21 @@ def create_train_state(
         static = (optimizer, pure.zero, split, pure.pipe, layers, axes, pure.kind)
         return TrainState(step, params, opt_state, rng, variables, *static)
 
+    operands = jax.tree.map(lambda leaf: movable(leaf, mesh), (first.given, init_rng, rng))
     if mesh is None:
         if pure.zero is not None:
             raise ValueError(f"{call}: mesh: fully_shard needs one, to split the state over.")
         if pure.pipe is not None:
             raise ValueError(f"{call}: mesh: pipelined needs one, to spread the layers over.")
-        return jax.jit(make, static_argnums=(0, 1, 2))((), (), ())
-    variables = jax.eval_shape(lambda: pure.init(init_rng, inputs))
-    specs = _specs(call, make, variables, optimizer, mesh, pure, inputs)
+        return jax.jit(make, static_argnums=(0, 1, 2))((), (), (), operands)
+
+    def shape(split: Split, layers: Spread, axes: tuple[str, ...]) -> TrainState:
+        return jax.eval_shape(lambda: make(split, layers, axes, operands))
+
+    specs = _specs(call, shape, first.shapes, optimizer, mesh, pure, inputs)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     made = jax.jit(make, static_argnums=(0, 1, 2), out_shardings=shardings)
-    return made(specs.split, specs.layers, specs.axes)
+    return made(specs.split, specs.layers, specs.axes, operands)
 
 
 def _zeros_like(call: str, inputs: Any) -> Any:
@@ -271,7 +280,7 @@ def _arranged(mesh: Mesh, axis: str, leaf: jax.Array, layers: Layers) -> jax.Arr
 
 def _specs(
     call: str,
-    make: Any,
+    shape: Callable[[Split, Spread, tuple[str, ...]], TrainState],
     boxed: dict[str, Any],
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
@@ -312,7 +321,7 @@ def _specs(
         params = jax.eval_shape(
             lambda tree: each(lambda x, dim: dim.padded(x), tree, split), params
         )
-    state = jax.eval_shape(lambda: make(split, layers, axes))
+    state = shape(split, layers, axes)
     parts = jax.tree.map(
         lambda leaf, spec: jax.ShapeDtypeStruct(
             NamedSharding(mesh, spec).shard_shape(leaf.shape), leaf.dtype

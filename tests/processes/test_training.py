@@ -19,6 +19,11 @@ def test_every_family(processes: int, devices: int):
         assert "all families are right" in said, said
 
 
+def test_first_values():
+    for said in run_job("first_values.py", processes=2, devices=2).values():
+        assert "all first values are right" in said, said
+
+
 @pytest.mark.long
 @pytest.mark.skipif(native_missing() is not None, reason="the engine across processes is native")
 def test_products_of_three_axes():
