@@ -1,12 +1,14 @@
 # Every target makes what it needs, in $(VENV), from Python >= 3.11 and a C++ compiler. Variables:
 #
-#   PYTHON=python3.13      the Python to make $(VENV) from
+#   PYTHON=python3.13      the Python to make $(VENV) from; unless given, the quickest of python3's version
 #   VENV=.venv-313         where; one per Python
 #   JAX=0.10.2             that version of JAX instead of the newest that the Python can have
 #   ARGS=...               further arguments for pytest, examples/train_lm.py, the benchmarks,
 #                          tools/test_all.py
 #   PRESETS="asan tsan"    of the C++ tests these builds alone
-PYTHON ?= python3
+ifeq ($(origin PYTHON),undefined)
+PYTHON = $(eval PYTHON := $$(shell python3 tools/quickest_python.py || echo python3))$(PYTHON)
+endif
 VENV ?= .venv
 JAX ?=
 ARGS ?=

@@ -108,7 +108,7 @@ std::unique_ptr<const Route> ExchangeWork::MakeRoute(const Membership& members,
                                                      const RouteOptions& options) const {
   const std::size_t block_bytes = layout_.rows * layout_.columns * layout_.bytes;
   const bool one_for_all = layout_.from_block == 0;
-  // Of all_to_all what stays here, too: measured on 2 and 4 processes.
+  // Of all_to_all its operand, and so what stays here, too: measured on 2 and 4 processes.
   const std::size_t num_blocks = members.num_ranks() - (one_for_all ? 1 : 0);
   if (IsWorthReading(num_blocks * block_bytes, layout_.bytes) &&
       IsReadingFaster(options, members, /*leaves_once=*/one_for_all,

@@ -10,8 +10,8 @@
 namespace jaxcoll {
 namespace {
 
-// Measured on 2 processes: of half as much the second copy, in cache, costs less than the system's
-// call.
+// Of an operand, or of what a rank takes. Measured on 2 processes: of half as much the second copy,
+// in cache, costs less than the system's call.
 constexpr std::size_t kLeastReadBytes = std::size_t{1024} * 1024;
 // Of a row: the system works page by page.
 constexpr std::size_t kLeastRunBytes = std::size_t{16} * 1024;

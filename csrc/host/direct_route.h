@@ -77,7 +77,8 @@ class DirectPermute final : public DirectRoute {
   std::size_t bytes_;
 };
 
-/// Whether so many bytes for each rank, in runs of `run_bytes`, are worth a system call.
+/// Whether so many bytes, of a rank's operand or of what it takes, in runs of `run_bytes`, are
+/// worth a system call.
 bool IsWorthReading(std::size_t bytes, std::size_t run_bytes);
 
 /// Whether blocks that are read from where they lie come sooner than through windows. A rank

@@ -17,7 +17,7 @@ from jaxcoll._sharding import auto, checked_sharding, fitted, leaf_name, untyped
 from jaxcoll.mesh import check_mesh_axis
 from jaxcoll.parallel.batches import inputs_of
 from jaxcoll.parallel.elementwise import check_elementwise
-from jaxcoll.parallel.first_values import first_values, movable
+from jaxcoll.parallel.first_values import as_operand, first_values
 from jaxcoll.parallel.optimizer_state import initialized, specs_of_state
 from jaxcoll.parallel.partitioned import is_partitioned
 from jaxcoll.parallel.pipe import Pipe
@@ -178,7 +178,9 @@ def create_train_state(
         model: a Flax linen or NNX module, a function that makes an NNX module, a pair
             `(init, apply)`, or what `jaxcoll.fully_shard` returned. The parameters of an NNX module
             are whole before; those of a function, such as `lambda: Model(rngs=nnx.Rngs(0))`, are
-            made in their parts, which its own `out_sharding` says beside the rest.
+            made in their parts, which its own `out_sharding` says beside the rest. What was there
+            before, such as pretrained parameters that `init` returns, may lie on any devices of
+            this process, or on those of the mesh.
         optimizer: of Optax.
         rng: a key of `jax.random.key`; makes the first parameters, but those of NNX modules, whose
             own `Rngs` do; and stays for dropout.
@@ -207,13 +209,12 @@ def create_train_state(
     pure = as_pure(call, model)
     inputs = _zeros_like(call, inputs_of(call, batch))
     init_rng, rng = _two_keys(call, rng)
-    first = first_values(pure.init, init_rng, inputs)
+    program = first_values(lambda: pure.init(init_rng, inputs))
 
     def make(
-        split: Split, layers: Spread, axes: tuple[str, ...], operands: tuple[Any, ...]
+        split: Split, layers: Spread, axes: tuple[str, ...], given: list[Any], rng: jax.Array
     ) -> TrainState:
-        given, init_rng, rng = operands
-        variables = _without_boxes(first.make(given, init_rng, inputs))
+        variables = _without_boxes(program.made(given))
         params = variables.pop("params")
         if pure.pipe and mesh:
             params = each(ft.partial(_arranged, mesh, pure.pipe.axis_name), params, layers)
@@ -224,21 +225,21 @@ def create_train_state(
         static = (optimizer, pure.zero, split, pure.pipe, layers, axes, pure.kind)
         return TrainState(step, params, opt_state, rng, variables, *static)
 
-    operands = jax.tree.map(lambda leaf: movable(leaf, mesh), (first.given, init_rng, rng))
+    operands = ([as_operand(array, mesh) for array in program.given], as_operand(rng, mesh))
     if mesh is None:
         if pure.zero is not None:
             raise ValueError(f"{call}: mesh: fully_shard needs one, to split the state over.")
         if pure.pipe is not None:
             raise ValueError(f"{call}: mesh: pipelined needs one, to spread the layers over.")
-        return jax.jit(make, static_argnums=(0, 1, 2))((), (), (), operands)
+        return jax.jit(make, static_argnums=(0, 1, 2))((), (), (), *operands)
 
     def shape(split: Split, layers: Spread, axes: tuple[str, ...]) -> TrainState:
-        return jax.eval_shape(lambda: make(split, layers, axes, operands))
+        return jax.eval_shape(lambda: make(split, layers, axes, *operands))
 
-    specs = _specs(call, shape, first.shapes, optimizer, mesh, pure, inputs)
+    specs = _specs(call, shape, program.shapes, optimizer, mesh, pure, inputs)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     made = jax.jit(make, static_argnums=(0, 1, 2), out_shardings=shardings)
-    return made(specs.split, specs.layers, specs.axes, operands)
+    return made(specs.split, specs.layers, specs.axes, *operands)
 
 
 def _zeros_like(call: str, inputs: Any) -> Any:

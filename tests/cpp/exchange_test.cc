@@ -1,6 +1,6 @@
 // tests/cpp/exchange_test.cc: the order of a call's steps, and every op on many layouts against one
 // process.
-#include <algorithm>   // std::all_of, std::max, std::min
+#include <algorithm>   // std::all_of, std::max, std::min, std::rotate
 #include <array>       // std::array
 #include <cstddef>     // std::size_t
 #include <cstdint>     // std::int64_t, std::uint64_t
@@ -8,6 +8,7 @@
 #include <functional>  // std::function
 #include <map>         // std::map
 #include <memory>      // std::make_unique, std::shared_ptr, std::unique_ptr, std::weak_ptr
+#include <numeric>     // std::iota
 #include <set>         // std::set
 #include <string>      // std::string, std::to_string
 #include <utility>     // std::pair
@@ -471,6 +472,35 @@ void ReadsWhatIsFaster(Context& context) {
   }
 }
 
+/// Where reading costs less, but for the system's call.
+void ReadsFromOneMebibyteOn(Context& context) {
+  constexpr std::size_t kLeast = 1 << 20;
+  const RouteOptions options{.window_bytes = kLeast,
+                             .can_read_peers = true,
+                             .copy_costs = {.leaving = 5, .taking = 5, .reading = 1}};
+  for (const std::size_t size : Sizes{2, 4}) {
+    Places process_of(size);
+    std::iota(process_of.begin(), process_of.end(), 0);
+    std::vector<std::size_t> ring = process_of;
+    std::rotate(ring.begin(), ring.begin() + 1, ring.end());
+    const std::size_t taken = kLeast / (size - 1) + 1;
+    const auto reads = [&](const Op& op) {
+      const auto route = op.make()->MakeRoute(Membership(process_of, 0), options);
+      return dynamic_cast<const DirectRoute*>(route.get()) != nullptr;
+    };
+    const auto all_to_all = [&](std::size_t block) {
+      return AllToAllOp(size, 1, 1, 1, 1, block, false);
+    };
+    const std::string where = " of " + std::to_string(size);
+    context.Expect(reads(all_to_all(kLeast / size)), "all_to_all" + where);
+    context.Expect(!reads(all_to_all(kLeast / size - 1)), "a smaller all_to_all" + where);
+    context.Expect(reads(AllGatherOp(1, size, taken)), "all_gather" + where);
+    context.Expect(!reads(AllGatherOp(1, size, taken - 2)), "a smaller all_gather" + where);
+    context.Expect(reads(PermuteOp(ring, kLeast)), "ppermute" + where);
+    context.Expect(!reads(PermuteOp(ring, kLeast - 1)), "a smaller ppermute" + where);
+  }
+}
+
 /// Though nobody finds out by looking, since what processes say there is wiped out.
 void LanesGoRoundByWhatIsHeard(Context& context) {
   constexpr std::size_t kNumLanes = 32;
@@ -592,6 +622,7 @@ const Suite suite("exchange", {{"EveryStepHasItsTurn", EveryStepHasItsTurn},
                                {"ReductionsReadInPlace", ReductionsReadInPlace},
                                {"BuffersStayUntilOthersHaveRead", BuffersStayUntilOthersHaveRead},
                                {"SumsReadWhatIsFaster", SumsReadWhatIsFaster},
+                               {"ReadsFromOneMebibyteOn", ReadsFromOneMebibyteOn},
                                {"ReadsWhatIsFaster", ReadsWhatIsFaster}});
 
 }  // namespace

@@ -27,7 +27,13 @@ def run(libraries: pathlib.Path, tmp_path: pathlib.Path) -> Run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "gpus"), [(2, "shared"), (2, "own"), (4, "shared")])
+@pytest.mark.parametrize(
+    ("processes", "gpus"),
+    [
+        (2, "shared"),
+        *(pytest.param(*job, marks=pytest.mark.full) for job in [(2, "own"), (4, "shared")]),
+    ],
+)
 def test_sums_of_all_dtypes(processes: int, gpus: str, run: Run):
     for lines in run("sums", processes, gpus).values():
         assert "all right" in lines
@@ -35,7 +41,9 @@ def test_sums_of_all_dtypes(processes: int, gpus: str, run: Run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "gpus"), [(2, "shared"), (3, "own")])
+@pytest.mark.parametrize(
+    ("processes", "gpus"), [pytest.param(2, "shared", marks=pytest.mark.full), (3, "own")]
+)
 def test_collective_matmuls(processes: int, gpus: str, run: Run):
     for lines in run("blocks", processes, gpus).values():
         assert "all right" in lines
@@ -51,7 +59,9 @@ def test_what_one_cannot_do_nobody_does(run: Run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["late", "late for a block", "killed"])
+@pytest.mark.parametrize(
+    "kind", ["late", pytest.param("late for a block", marks=pytest.mark.full), "killed"]
+)
 def test_one_that_does_not_come_is_named(kind: str, run: Run):
     lines = run(kind, 2, expect=None)[0]
     (raised,) = (line for line in lines if line.startswith("raised after "))

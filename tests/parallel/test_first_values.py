@@ -55,6 +55,10 @@ def test_they_are_no_constants_of_a_program(make: Callable[[Any], Any], size: in
     assert (kernel == VALUES).all()
 
 
+def reversed_mesh() -> Any:
+    return jax.sharding.Mesh(jax.devices()[3::-1], ("data",))
+
+
 def places() -> dict[str, Any]:
     mesh = mesh_of(data=4)
     return {
@@ -63,6 +67,7 @@ def places() -> dict[str, Any]:
         "on another device": jax.devices()[7],
         "on all": jax.NamedSharding(mesh, jax.P()),
         "in parts": jax.NamedSharding(mesh, jax.P(None, "data")),
+        "in another order": jax.NamedSharding(reversed_mesh(), jax.P("data")),
         "on others": jax.NamedSharding(mesh_of(data=8), jax.P("data")),
     }
 
@@ -72,13 +77,42 @@ def places() -> dict[str, Any]:
 def test_they_may_lie_anywhere(place: str, stage: int):
     where = places()[place]
     model = pair(jax.device_put(VALUES, where) if where else VALUES)
-    rng = jax.device_put(jax.random.key(0), jax.devices()[5])
+    key_place = where or jax.devices()[5]
+    if isinstance(key_place, jax.NamedSharding):
+        key_place = jax.NamedSharding(key_place.mesh, jax.P())
+    rng = jax.device_put(jax.random.key(0), key_place)
     state = begun(fully_shard(model, "data", stage=stage) if stage else model, 4, rng)
     kernel = state.params["kernel"]
     assert (kernel == VALUES).all()
     assert kernel.sharding.device_set == set(jax.devices()[:4])
     assert kernel.addressable_shards[0].data.nbytes == VALUES.nbytes // (4 if stage else 1)
     assert (state.rng == begun(model, 0).rng).all()
+
+
+def test_under_another_trace():
+    """And a key that the model has for itself."""
+    own = jax.device_put(jax.random.key(7), jax.devices()[7])
+
+    def init(rng: Any, x: Any) -> Any:
+        del x
+        return {"kernel": jax.random.normal(rng, (WIDE,)) + jax.random.normal(own, (WIDE,))}
+
+    def params(rng: Any) -> Any:
+        return begun((init, pair(None)[1]), 4, rng).params
+
+    key = jax.random.key(3)
+    np.testing.assert_allclose(jax.jit(params)(key)["kernel"], params(key)["kernel"], rtol=1e-6)
+
+
+def test_an_init_of_numpy():
+    def init(rng: Any, x: Any) -> Any:
+        numbers = np.random.default_rng(np.asarray(rng))
+        return {"kernel": numbers.normal(size=(np.asarray(x).shape[1], WIDE))}
+
+    rng = jax.random.PRNGKey(0)
+    want = np.random.default_rng(np.asarray(jax.random.split(rng)[0])).normal(size=(WIDE, WIDE))
+    kernel = begun((init, pair(None)[1]), 4, rng).params["kernel"]
+    np.testing.assert_array_equal(kernel, want.astype(kernel.dtype))
 
 
 @pytest.mark.parametrize("size", [1, 4])

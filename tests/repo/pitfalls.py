@@ -188,9 +188,9 @@ MUTANTS = [
     Mutant(
         "other ones on another mesh, or born in parts",
         "parallel/state.py",
-        "variables = _without_boxes(first.make(given, init_rng, inputs))",
+        "program = first_values(lambda: pure.init(init_rng, inputs))",
         "key = jax.random.fold_in(init_rng, mesh.size) if mesh else init_rng\n"
-        "        variables = _without_boxes(first.make(given, key, inputs))",
+        "    program = first_values(lambda: pure.init(key, inputs))",
         f"{SHARDED}::test_initialized_in_parts[pair]",
     ),
     Mutant(

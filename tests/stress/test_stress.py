@@ -13,7 +13,8 @@ _HARD_LIMIT_S = 270.0
 
 
 on_devices = pytest.mark.parametrize(
-    "devices", [n if n == 8 else pytest.param(n, marks=pytest.mark.full) for n in DEVICES]
+    "devices",
+    [pytest.param(n, marks=pytest.mark.full if n == 8 else pytest.mark.long) for n in DEVICES],
 )
 needs_engine = pytest.mark.skipif(not auto_is_native(), reason="a test of the native engine")
 

@@ -34,6 +34,7 @@ def main() -> None:
         jax.local_devices()[0],
         jax.NamedSharding(mesh, jax.P()),
         jax.NamedSharding(mesh, jax.P("data")),
+        jax.NamedSharding(jax.sharding.Mesh(jax.devices()[::-1], ("data",)), jax.P("data")),
     )
     rng = jax.device_put(jax.random.key(0), jax.local_devices()[0])
     for place in places:
