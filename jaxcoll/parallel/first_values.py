@@ -37,11 +37,13 @@ def first_values(init: Callable[[], Any]) -> FirstValues:
     )
 
 
-def as_operand(array: Any, mesh: Mesh | None) -> Any:
+def as_operand(call: str, array: Any, mesh: Mesh | None) -> Any:
     """Returns an array as a program on the mesh takes it, wherever it lies.
 
-    That is on the mesh's devices in their order, or bound to none. One that other processes have
-    parts of must lie on the mesh's devices.
+    That is on the mesh's devices in their order, or bound to none.
+
+    Raises:
+        ValueError: other processes have parts of it, on other devices than the mesh's.
     """
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return array
@@ -56,6 +58,13 @@ def as_operand(array: Any, mesh: Mesh | None) -> Any:
                 return array
             there = Mesh(np.array(devices).reshape(grid.shape), sharding.mesh.axis_names)
             return jax.device_put(array, NamedSharding(there, sharding.spec))
+        if not array.is_fully_addressable and not array.is_fully_replicated:
+            raise ValueError(
+                f"{call}: model: it brings along {array.dtype}{list(array.shape)} with parts in "
+                f"other processes, on {len(sharding.device_set)} devices that are not the mesh's "
+                f"{len(devices)}. Put it on those of the mesh first, with jax.device_put(array, "
+                "NamedSharding(mesh, spec)), or create the state on its mesh."
+            )
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             data = jnp.asarray(np.asarray(jax.random.key_data(array)))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))

@@ -225,7 +225,8 @@ def create_train_state(
         static = (optimizer, pure.zero, split, pure.pipe, layers, axes, pure.kind)
         return TrainState(step, params, opt_state, rng, variables, *static)
 
-    operands = ([as_operand(array, mesh) for array in program.given], as_operand(rng, mesh))
+    given = [as_operand(call, array, mesh) for array in program.given]
+    operands = (given, as_operand(call, rng, mesh))
     if mesh is None:
         if pure.zero is not None:
             raise ValueError(f"{call}: mesh: fully_shard needs one, to split the state over.")

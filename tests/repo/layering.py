@@ -49,16 +49,9 @@ CXX_ONLY_IN = {
 }
 # parallel's modules do not know each other, but for the data that they share and the composer.
 PARALLEL_SHARED = {
-    *(
-        "after",
-        "batches",
-        "clipping",
-        "elementwise",
-        "first_values",
-        "gathered_scan",
-        "partitioned",
-    ),
-    *("pieces", "piecewise", "precision", "pure_model", "regions", "reshard", "shares", "splits"),
+    *("after", "batches", "clipping", "elementwise", "first_values", "gathered_scan"),
+    *("partitioned", "pieces", "piecewise", "precision", "pure_model", "regions", "reshard"),
+    *("shares", "splits"),
     *("stacked", "state", "step", "synchronize", "zero", "compressed_mean", "quantization"),
     *("gated", "schedules", "stages", "tick_table", "pipeline_cut", "pipeline_run", "pipe"),
     *("one_library", "pipelined", "scattered_grads", "averaged", "optimizer_state"),

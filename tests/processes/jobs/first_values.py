@@ -45,6 +45,12 @@ def main() -> None:
             assert leaf.sharding.device_set == set(jax.devices()), (place, leaf.sharding)
             for part in leaf.addressable_shards:
                 np.testing.assert_array_equal(part.data, VALUES[part.index], err_msg=str(place))
+    split = jax.device_put(VALUES, places[-1])
+    some = jax.sharding.Mesh(jax.devices()[::2], ("data",))
+    try:
+        create_train_state(pair(split), optax.adam(0.1), rng, DATA, some)
+    except ValueError as error:
+        say(error)
     say("all first values are right")
 
 
