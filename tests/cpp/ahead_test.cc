@@ -46,7 +46,7 @@ std::vector<std::unique_ptr<CallData>> Calls(const Op& op, std::size_t num_ranks
 
 void ARootGoesAFewCallsAhead(Context& context) {
   for (const std::size_t bytes : Sizes{0, 100, 1000, 3500}) {  // of none, one and four rounds
-    Host host(3, {.num_lanes = 8, .window_bytes = 4096});
+    Host host(3, {.num_lanes = 4, .window_bytes = 4096});  // two to go ahead with
     const Op op = BroadcastOp(3, 1, bytes);
     const SharedSite site(host, 301, OneGroup(3), {0, 1, 2}, op.make);
     const auto calls = Calls(op, 3, 7);
@@ -70,7 +70,7 @@ void ARootGoesAFewCallsAhead(Context& context) {
 
 /// A process that sleeps looks by itself, too, but not often: the median of some times.
 void ARootIsWoken(Context& context) {
-  Host host(2, {.num_lanes = 3, .window_bytes = 4096});  // none to go ahead with
+  Host host(2, {.num_lanes = 1, .window_bytes = 4096});  // none to go ahead with
   const Op op = BroadcastOp(2, 0, 100);
   const SharedSite site(host, 307, OneGroup(2), {0, 1}, op.make);
   const auto calls = Calls(op, 2, 1);
@@ -97,7 +97,7 @@ void ARootIsWoken(Context& context) {
 
 /// Not for the last call that it has left: the first one's end makes room.
 void ARootWaitsForTheOldestCall(Context& context) {
-  Host host(2, {.num_lanes = 8, .window_bytes = 4096});  // two to go ahead with
+  Host host(2, {.num_lanes = 4, .window_bytes = 4096});  // two to go ahead with
   const Op op = BroadcastOp(2, 0, 100);
   const SharedSite site(host, 309, OneGroup(2), {0, 1}, op.make);
   const auto calls = Calls(op, 2, 3);

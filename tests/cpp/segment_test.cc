@@ -163,7 +163,7 @@ void WhatOthersHaveEndedIsHeardWithTheirNextCall(Context& context) {
 
 /// The other lanes are for calls that the others have come to.
 void FewLanesAreLeftAhead(Context& context) {
-  const Host host(2, {.num_lanes = 8, .window_bytes = 4096});
+  const Host host(2, {.num_lanes = 4, .window_bytes = 4096});
   Session& session = *host.job(0).session();
   const std::array<std::size_t, 1> one{SeatOf(host, 1)};
   std::array<int, 4> lanes{};
