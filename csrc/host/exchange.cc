@@ -32,6 +32,10 @@ constexpr std::int64_t kNapNs = 50'000'000;
 // Of a window. A call that uses less begins where the window does, where lines are near; and one
 // that uses more than half of it, which has turns of its own.
 constexpr std::size_t kLeastTurningBytes = std::size_t{8} * 1024;
+// Of a window, in parts: how far calls go round that may be many lanes ahead of the others, which
+// are as far from one another; and those of processes that share cores, and their caches.
+constexpr std::size_t kAheadSpans = 8;
+constexpr std::size_t kCrowdedSpans = 4;
 
 void PrefetchSmall(const std::byte* window) {
   for (std::size_t at = 0; at < kSmallBytes; at += kCacheLine) {
@@ -42,6 +46,10 @@ void PrefetchSmall(const std::byte* window) {
 std::size_t TurningBytes(const Route& route, std::size_t window_bytes) {
   const std::size_t used = std::min(route.num_rounds(), kRoundsInWindow) * route.round_bytes();
   return kLeastTurningBytes <= used && used <= window_bytes / 2 ? RoundedUp(used, kCacheLine) : 0;
+}
+
+std::size_t TurningSpan(std::size_t window_bytes, bool is_ahead, bool is_crowded) {
+  return window_bytes / (is_ahead ? kAheadSpans : is_crowded ? kCrowdedSpans : 1);
 }
 
 }  // namespace
@@ -57,8 +65,10 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       members_(members),
       route_(std::move(route)),
       steps_(route_->num_phases(), route_->num_rounds()),
-      turning_bytes_(TurningBytes(*route_, session.segment().shape().window_bytes)),
       is_ahead_(GoesAhead(members.mine())),
+      turning_bytes_(TurningBytes(*route_, session.segment().shape().window_bytes)),
+      turning_span_(
+          TurningSpan(session.segment().shape().window_bytes, is_ahead_, session.is_crowded())),
       peers_(members.num_processes() - 1),
       windows_(members.num_processes()),
       pids_(members.num_processes()),
@@ -191,7 +201,7 @@ bool Exchange::OpenLane() {
   std::uint32_t known = seat.num_used_lanes.load(std::memory_order_relaxed);
   while (known < used && !seat.num_used_lanes.compare_exchange_weak(known, used)) {
   }
-  begin_ = turning_bytes_ > 0 ? session_->TakeBytes(lane_, turning_bytes_) : 0;
+  begin_ = turning_bytes_ > 0 ? session_->TakeBytes(lane_, turning_bytes_, turning_span_) : 0;
   windows_[members_.mine()] =
       session_->segment().window(session_->seat(), static_cast<std::size_t>(lane_)) + begin_;
   return true;

@@ -228,8 +228,9 @@ class Exchange : public Pooled {
   const Membership& members_;
   const std::unique_ptr<const Route> route_;
   const Steps steps_;
-  const std::size_t turning_bytes_;  // of a window, of calls that go round in it; else 0
   const bool is_ahead_;              // as Peer::is_ahead
+  const std::size_t turning_bytes_;  // of a window, of calls that go round in it; else 0
+  const std::size_t turning_span_;   // of a window, in which these go round
   bool fits_ = true;                 // the session, what the route was made for
   Buffers local_{};
   SmallArray<std::size_t, 3> watchers_;  // seats of those that look at this process's lane

@@ -171,9 +171,9 @@ int Session::TakeLane(Turn& turn) {
   return lane;
 }
 
-std::size_t Session::TakeBytes(int lane, std::size_t bytes) {
+std::size_t Session::TakeBytes(int lane, std::size_t bytes, std::size_t span) {
   std::size_t& next = next_begin_[static_cast<std::size_t>(lane)];
-  const std::size_t begin = next + bytes <= segment_->shape().window_bytes ? next : 0;
+  const std::size_t begin = next + bytes <= span ? next : 0;
   next = begin + bytes;
   return begin;
 }

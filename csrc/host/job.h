@@ -65,9 +65,10 @@ class Session {
   /// begin in one order so never hold all lanes that an earlier one waits for.
   int TakeLane(Turn& turn);
   /// Takes `bytes` of the window of `lane`, which the caller has; returns where they begin: behind
-  /// those of the lane's last call, at the window's end from its begin again. What a core writes
-  /// again has so left the caches of those that have read it, see kRoundsInWindow.
-  std::size_t TakeBytes(int lane, std::size_t bytes);
+  /// those of the lane's last call, at the end of the window's first `span` from its begin again.
+  /// What a core writes again has so left the caches of those that have read it, see
+  /// kRoundsInWindow.
+  std::size_t TakeBytes(int lane, std::size_t bytes, std::size_t span);
   /// The call `tag` in `lane` is over for this process; those at the seats `lookers` may still look
   /// at it. False, `is_ahead`: some of these may not even have come to the call, and too many calls
   /// have been left so that have not ended.

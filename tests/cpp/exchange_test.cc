@@ -1,5 +1,7 @@
 // tests/cpp/exchange_test.cc: the order of a call's steps, and every op on many layouts against one
 // process.
+#include <unistd.h>  // sysconf
+
 #include <algorithm>   // std::all_of, std::max, std::min, std::rotate
 #include <array>       // std::array
 #include <cstddef>     // std::size_t
@@ -534,41 +536,69 @@ void LanesGoRoundByWhatIsHeard(Context& context) {
   }
 }
 
-/// Calls that use enough of a window for what others have read to matter, but not all of it.
+// Where calls in a row begin in the windows of each process.
+std::vector<std::set<std::size_t>> Begins(Context& context, Host& host, const Op& op,
+                                          std::size_t num_ranks) {
+  std::vector<std::size_t> process_of(num_ranks);
+  std::iota(process_of.begin(), process_of.end(), std::size_t{0});
+  const SharedSite site(host, 79, OneGroup(num_ranks), process_of, op.make);
+  std::vector<std::unique_ptr<CallData>> calls;
+  for (std::size_t i = 0; i < 60; ++i) {
+    calls.push_back(std::make_unique<CallData>(op, num_ranks, 10 + i));
+  }
+  std::vector<std::set<std::size_t>> begins(num_ranks);
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, num_ranks, [&](std::size_t rank) -> Program {
+    const std::size_t seat = host.job(rank).session()->seat();
+    for (const auto& data : calls) {
+      const CallResult result = co_await site.Begin(rank, run, *data);
+      Check(result.ok, result.error);
+      Check(data->Problem(rank).empty(), [&] { return data->Problem(rank); });
+      for (std::size_t lane = 0; lane < host.segment().seat(seat).num_used_lanes; ++lane) {
+        begins[rank].insert(host.segment().lane(seat, lane).begin());
+      }
+    }
+  });
+  return begins;
+}
+
+/// Calls that use enough of a window for what others have read to matter, but not all of it: on as
+/// many processes as there are cores at most they go round all of it, on more a quarter of it, and
+/// where one goes ahead of the others an eighth.
 void CallsGoRoundTheirWindow(Context& context) {
-  constexpr std::size_t kWindow = std::size_t{64} * 1024;
+  constexpr std::size_t kWindow = std::size_t{128} * 1024;
+  constexpr std::size_t kMost = 17;  // on a machine of more cores none share one
+  const auto cores = static_cast<std::size_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+  const auto places = [](std::size_t used, std::size_t span) {
+    std::set<std::size_t> begins{0};
+    for (std::size_t at = used; at + used <= span; at += used) {
+      begins.insert(at);
+    }
+    return begins;
+  };
   struct Case {
     std::size_t bytes;
-    std::set<std::size_t> begins;
+    std::size_t used;  // in cache lines; 0: it begins where the window does
   };
-  const std::size_t used = 9'024;  // of 9000, in cache lines
-  for (const Case& each :
-       {Case{100, {0}}, Case{9'000, {0, used, 2 * used, 3 * used, 4 * used, 5 * used, 6 * used}},
-        Case{20'000, {0, kWindow / 2}},  // in two rounds
-        Case{40'000, {0}}}) {
-    Host host(2, {.num_lanes = 3, .window_bytes = kWindow});
-    const Op op = AllGatherOp(1, 2, each.bytes);
-    const SharedSite site(host, 79, OneGroup(2), {0, 1}, op.make);
-    std::vector<std::unique_ptr<CallData>> calls;
-    for (std::size_t i = 0; i < 30; ++i) {
-      calls.push_back(std::make_unique<CallData>(op, 2, 10 + i));
-    }
-    std::array<std::set<std::size_t>, 2> begins;
-    const std::int64_t run = FreshRuns();
-    RunRanks(context, 2, [&](std::size_t rank) -> Program {
-      const std::size_t seat = host.job(rank).session()->seat();
-      for (const auto& data : calls) {
-        const CallResult result = co_await site.Begin(rank, run, *data);
-        Check(result.ok, result.error);
-        Check(data->Problem(rank).empty(), [&] { return data->Problem(rank); });
-        for (std::size_t lane = 0; lane < host.segment().seat(seat).num_used_lanes; ++lane) {
-          begins.at(rank).insert(host.segment().lane(seat, lane).begin());
-        }
+  for (const std::size_t num_ranks : {std::size_t{2}, std::min(cores + 1, kMost)}) {
+    const std::size_t span = num_ranks > cores ? kWindow / 4 : kWindow;
+    for (const Case& each :
+         {Case{100, 0}, Case{9'000, 9'024}, Case{40'000, kWindow / 2},  // in two rounds
+          Case{70'000, 0}}) {
+      Host host(num_ranks, {.num_lanes = 4, .window_bytes = kWindow});
+      const auto where = [&] {
+        return std::to_string(each.bytes) + " bytes of " + std::to_string(num_ranks);
+      };
+      const std::set<std::size_t> wanted =
+          each.used == 0 ? std::set<std::size_t>{0} : places(each.used, span);
+      for (const std::set<std::size_t>& begins :
+           Begins(context, host, AllGatherOp(1, num_ranks, each.bytes), num_ranks)) {
+        context.Expect(begins == wanted, where);
       }
-    });
-    for (const std::set<std::size_t>& of_rank : begins) {
-      context.Expect(of_rank == each.begins,
-                     [&] { return std::to_string(each.bytes) + " bytes begin elsewhere"; });
+      Host ahead(num_ranks, {.num_lanes = 4, .window_bytes = kWindow});
+      const std::set<std::size_t> of_root =
+          Begins(context, ahead, BroadcastOp(num_ranks, 0, each.bytes), num_ranks)[0];
+      context.Expect(of_root == (each.used == 0 ? wanted : places(each.used, kWindow / 8)), where);
     }
   }
 }

@@ -462,6 +462,13 @@ MUTANTS = [
         ("ahead", "ARootWaitsForTheOldestCall"),
     ),
     Mutant(
+        "processes that share cores go round less of a window, and those that go ahead",
+        "csrc/host/exchange.cc",
+        "return window_bytes / (is_ahead ? kAheadSpans : is_crowded ? kCrowdedSpans : 1);",
+        "return window_bytes;",
+        ("exchange", "CallsGoRoundTheirWindow"),
+    ),
+    Mutant(
         "what others have ended is heard with their next call",
         "csrc/host/exchange.cc",
         "      session_->HearEnded(peer.seat, lane);\n",
