@@ -46,7 +46,7 @@ std::vector<std::unique_ptr<CallData>> Calls(const Op& op, std::size_t num_ranks
 
 void ARootGoesAFewCallsAhead(Context& context) {
   for (const std::size_t bytes : Sizes{0, 100, 1000, 3500}) {  // of none, one and four rounds
-    Host host(3, {.num_lanes = 4, .window_bytes = 4096});  // two to go ahead with
+    Host host(3, {.num_lanes = 4, .window_bytes = 4096});      // two to go ahead with
     const Op op = BroadcastOp(3, 1, bytes);
     const SharedSite site(host, 301, OneGroup(3), {0, 1, 2}, op.make);
     const auto calls = Calls(op, 3, 7);
