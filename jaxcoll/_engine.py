@@ -28,8 +28,8 @@ from jaxcoll._host import host
 from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, watcher
 
-# A lane for each call that may be open at once, see csrc/host/job.h; JAX keeps at most 32
-# executions of a device in flight.
+# Half of them at least for calls that may be open at once, see csrc/host/job.cc; JAX keeps at most
+# 32 executions of a device in flight.
 _LANES_PER_DEVICE = 4
 _MIN_LANES = 32
 # Of each call, for each rank of the host: four rounds, see csrc/host/route.h. In all about as much

@@ -32,9 +32,10 @@ constexpr std::int64_t kNapNs = 50'000'000;
 // Of a window. A call that uses less begins where the window does, where lines are near; and one
 // that uses more than half of it, which has turns of its own.
 constexpr std::size_t kLeastTurningBytes = std::size_t{8} * 1024;
-// Of a window, in parts: how far calls go round that may be many lanes ahead of the others, which
-// are as far from one another; and those of processes that share cores, and their caches.
-constexpr std::size_t kAheadSpans = 8;
+// Of a window, in parts: how far a root's calls go round, which lie in many lanes before others
+// have come to the first; and those of processes that share cores, and their caches. Calls that
+// take more than half of that begin where the window does.
+constexpr std::size_t kRootSpans = 8;
 constexpr std::size_t kCrowdedSpans = 4;
 
 void PrefetchSmall(const std::byte* window) {
@@ -48,8 +49,8 @@ std::size_t TurningBytes(const Route& route, std::size_t window_bytes) {
   return kLeastTurningBytes <= used && used <= window_bytes / 2 ? RoundedUp(used, kCacheLine) : 0;
 }
 
-std::size_t TurningSpan(std::size_t window_bytes, bool is_ahead, bool is_crowded) {
-  return window_bytes / (is_ahead ? kAheadSpans : is_crowded ? kCrowdedSpans : 1);
+std::size_t TurningSpan(std::size_t window_bytes, bool is_root, bool is_crowded) {
+  return window_bytes / (is_root ? kRootSpans : is_crowded ? kCrowdedSpans : 1);
 }
 
 }  // namespace
@@ -68,7 +69,7 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       is_ahead_(GoesAhead(members.mine())),
       turning_bytes_(TurningBytes(*route_, session.segment().shape().window_bytes)),
       turning_span_(
-          TurningSpan(session.segment().shape().window_bytes, is_ahead_, session.is_crowded())),
+          TurningSpan(session.segment().shape().window_bytes, IsRoot(), session.is_crowded())),
       peers_(members.num_processes() - 1),
       windows_(members.num_processes()),
       pids_(members.num_processes()),
@@ -118,6 +119,16 @@ bool Exchange::GoesAhead(std::size_t process) const {
     }
   }
   return false;
+}
+
+bool Exchange::IsRoot() const {
+  const std::size_t mine = members_.mine();
+  for (std::size_t other = 0; other < members_.num_processes(); ++other) {
+    if (other != mine && Watches(mine, other)) {
+      return false;
+    }
+  }
+  return GoesAhead(mine);
 }
 
 Exchange::~Exchange() = default;

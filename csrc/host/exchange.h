@@ -6,7 +6,7 @@
 // publish. Nobody waits for anything else, and no step needs a later one: so there is no deadlock.
 //
 // A process may so end a call to which others have yet to come: what they read lies in its lane,
-// which is not taken up again before that. It is ahead of them by few calls, since lanes are also
+// which is not taken up again before that. It is ahead of them by some calls, since lanes are also
 // needed for calls that they have come to.
 #pragma once
 
@@ -171,6 +171,9 @@ class Exchange : public Pooled {
   [[nodiscard]] bool Watches(std::size_t process, std::size_t other) const;
   /// Whether `process` may end a call while others that watch it have yet to come.
   [[nodiscard]] bool GoesAhead(std::size_t process) const;
+  /// Whether this process waits for nobody, so that it may be many calls ahead, and not only as
+  /// many as a ring has processes.
+  [[nodiscard]] bool IsRoot() const;
 
   [[nodiscard]] std::int64_t Execution(std::uint64_t occurrence) const {
     return static_cast<std::int64_t>(epoch_ << CallName::kOccurrenceBits | occurrence);

@@ -462,9 +462,9 @@ MUTANTS = [
         ("ahead", "ARootWaitsForTheOldestCall"),
     ),
     Mutant(
-        "processes that share cores go round less of a window, and those that go ahead",
+        "processes that share cores go round less of a window, and a root",
         "csrc/host/exchange.cc",
-        "return window_bytes / (is_ahead ? kAheadSpans : is_crowded ? kCrowdedSpans : 1);",
+        "return window_bytes / (is_root ? kRootSpans : is_crowded ? kCrowdedSpans : 1);",
         "return window_bytes;",
         ("exchange", "CallsGoRoundTheirWindow"),
     ),

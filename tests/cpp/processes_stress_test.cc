@@ -134,8 +134,8 @@ std::size_t RunHost(Context& context, std::uint64_t seed, bool fails) {
     std::shuffle(process_of.begin(), process_of.end(), random);
   }
   const std::size_t num_parts = 1 + Below(random, 3);
-  // A lane for each call that a process may have open.
-  Host host(num_processes, {.num_lanes = num_parts * 3 + Below(random, 4),
+  // Half of them for each call that a process may have open: the others may be left ahead.
+  Host host(num_processes, {.num_lanes = num_parts * 6 + Below(random, 4),
                             .window_bytes = std::size_t{16384} << Below(random, 3)});
   std::atomic<std::size_t> num_failed{0};
   const std::size_t num_programs = 1 + Below(random, 4);

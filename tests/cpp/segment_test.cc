@@ -184,8 +184,8 @@ void FewLanesAreLeftAhead(Context& context) {
   context.Expect(session.TakeLane(turn) == lanes[0], "the oldest");
   context.Expect(session.LeaveLane(lanes[0], 5, one, true), "those that have ended don't count");
   Session::Turn other = fresh_turn;
-  const int fresh = session.TakeLane(other);
-  context.Expect(!session.LeaveLane(fresh, 6, one, true), "two are left ahead again");
+  const int next = session.TakeLane(other);
+  context.Expect(!session.LeaveLane(next, 6, one, true), "two are left ahead again");
 }
 
 /// Also where the system refuses to read what it let open, as of a process that ends meanwhile.
