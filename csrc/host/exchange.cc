@@ -307,6 +307,7 @@ bool Exchange::TakeWhatCame(std::size_t round) {
         return false;
       }
       peer.rounds_taken = round + 1;
+      ++num_moves_;
     }
   }
   return true;
@@ -375,6 +376,7 @@ bool Exchange::Advance() {
       session_->segment().Fail(names_.Text() + ": another process's memory can't be read any more");
       return false;
     }
+    ++num_moves_;
     if (step_.number + 1 < steps_.count()) {  // nobody waits for the last one
       Publish();
     }
@@ -435,9 +437,15 @@ std::int64_t Exchange::SpinNs() const { return session_->is_crowded() ? kCrowded
 Exchange::Progress Exchange::Spin(std::int64_t limit_ns) {
   const int busy_looks = session_->is_crowded() ? kCrowdedLooks : kBusyLooks;
   std::int64_t until_ns = 0;
+  std::uint64_t num_moves = num_moves_;
   for (int looks = 0;; ++looks) {
     if ((lane_ >= 0 || OpenLane()) && Advance()) {
       return Progress::kDone;
+    }
+    if (num_moves_ != num_moves) {  // which may have taken longer than the limit
+      num_moves = num_moves_;
+      until_ns = 0;
+      looks = 0;
     }
     if (looks < busy_looks) {
       Relax();

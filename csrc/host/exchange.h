@@ -205,6 +205,7 @@ class Exchange : public Pooled {
   bool End();
   /// How long to look for the others without sleeping.
   [[nodiscard]] std::int64_t SpinNs() const;
+  /// Goes on until it has looked for the others for so long since it has last done something.
   Progress Spin(std::int64_t limit_ns);
   void Sleep();
   /// Fails the job where there is no hope, or none any more.
@@ -247,6 +248,7 @@ class Exchange : public Pooled {
   CallName name_;
   std::uint64_t tag_ = 0;
   Step step_;
+  std::uint64_t num_moves_ = 0;   // steps that it has run, and what it has taken one by one
   bool has_noted_needs_ = false;  // of step_, see Need
   bool has_needs_ = false;        // of step_, once noted
   SmallArray<Peer, 1> peers_;
