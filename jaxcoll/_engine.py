@@ -28,9 +28,10 @@ from jaxcoll._host import host
 from jaxcoll._steps import await_steps
 from jaxcoll.diagnosis import black_box, dumps, watcher
 
-# Half of them at least for calls that may be open at once, see csrc/host/job.cc; JAX keeps at most
-# 32 executions of a device in flight.
-_LANES_PER_DEVICE = 4
+# Of a process: for calls that are left ahead of the others (csrc/host/job.cc, kMostAhead), and for
+# those of each device that may be open at once; JAX keeps at most 32 executions in flight.
+_LANES_AHEAD = 16
+_LANES_PER_DEVICE = 3
 _MIN_LANES = 32
 # Of each call, for each rank of the host: four rounds, see csrc/host/route.h. In all about as much
 # as the L2 cache of a core: what is written again has then left the caches of those who have read
@@ -402,7 +403,7 @@ def _measures(devices: Sequence[int]) -> tuple[int, int]:
 
     `devices` has how many each process of the host has.
     """
-    lanes = max(_MIN_LANES, _LANES_PER_DEVICE * max(devices))
+    lanes = max(_MIN_LANES, _LANES_AHEAD + _LANES_PER_DEVICE * max(devices))
     window = min(_MAX_WINDOW, _WINDOW_PER_RANK * sum(devices))
     window = max(window, _least_window(sum(devices), max(devices)))
     if chosen := _segment_bytes():
