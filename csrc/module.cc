@@ -45,7 +45,7 @@ namespace nb = nanobind;
 namespace jaxcoll {
 namespace {
 
-/// A custom-call target: its name in lowered programs and its own stage; all share `execute`.
+/// An op's custom-call target: its name in lowered programs and its own stage; all share `execute`.
 struct Target {
   const char* name;
   XLA_FFI_Error* (*instantiate)(XLA_FFI_CallFrame*);
@@ -72,6 +72,9 @@ nb::dict Targets() {
     stages["execute"] = Capsule(reinterpret_cast<const void*>(JaxcollExecute));
     targets[target.name] = stages;
   }
+  nb::dict token;
+  token["execute"] = Capsule(reinterpret_cast<const void*>(JaxcollToken));
+  targets["jaxcoll_token"] = token;
   return targets;
 }
 

@@ -4,11 +4,12 @@ All rules end in `lower`: those of our own primitives, and those that `_lax_rule
 of lax's. Every choice is noted for `jaxcoll.explain`, so that what it says is what runs.
 
 Every native call on CPU has the operands (logical id, token, leaves...) and the results (token,
-leaves...). The token comes from the block's previous native call, so that the order of the program
-stands in the HLO; which call meets which does not depend on it. On GPUs, where NCCL pairs calls by
-their order alone, it does; there the ids of the devices stand in the call, and no logical id is
-needed. Nor is it where each device of the mesh has a process of its own (all processes have the
-same program): XLA takes 10 to 40 ns for each operand.
+leaves...); a large single result stands alone. The token comes from the block's previous native
+call, so that the order of the program stands in the HLO (_order.py); which call meets which does
+not depend on it. On GPUs, where NCCL pairs calls by their order alone, it does; there the ids of
+the devices stand in the call, and no logical id is needed. Nor is it where each device of the mesh
+has a process of its own (all processes have the same program): XLA takes 10 to 40 ns for each
+operand.
 """
 
 import dataclasses
@@ -24,7 +25,17 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from jaxcoll import _compat, _crossovers, _cuda, _decisions, _engine, _in_place, _native, _processes
+from jaxcoll import (
+    _compat,
+    _crossovers,
+    _cuda,
+    _decisions,
+    _engine,
+    _in_place,
+    _native,
+    _order,
+    _processes,
+)
 from jaxcoll._config import logger, watch_forks
 from jaxcoll._decisions import Path
 from jaxcoll._errors import NativeUnavailableError
@@ -305,12 +316,6 @@ def _emit(
     """Emits the custom call; returns its site id and its results."""
     memory = _compat.module_memory(ctx)
     position = memory["calls"] = memory.get("calls", 0) + 1
-    tokens = memory.setdefault("tokens", {})
-    block = ir.InsertionPoint.current.block
-    token = tokens.get(block)
-    if token is None:
-        token = stablehlo.create_token()
-
     types = ", ".join(_type_text(operand.type) for operand in operands[:4])
     types += f" and {len(operands) - 4} more" if len(operands) > 4 else ""
     place = (_compat.module_name(ctx), position)
@@ -332,25 +337,31 @@ def _emit(
         **placement,
         **call.attributes,
     }
+    order = _order.order_here(memory)
+    before = [order.token()]
+    num_bytes = sum(aval.size * aval.dtype.itemsize for aval in ctx.avals_out)
+    gives_token = _order.gives_token(len(call.result_types), num_bytes)
     if native_platform(ctx) == "cuda":
-        target, before = f"jaxcoll_cuda_{request.op}", [token]
+        target, gives_token = f"jaxcoll_cuda_{request.op}", True
     else:
         target = f"jaxcoll_{request.op}"
-        before = [token] if _one_a_process(ctx) else [stablehlo.partition_id(), token]
+        if not _one_a_process(ctx):
+            before.insert(0, stablehlo.partition_id())
         attributes["groups"] = [member for group in groups for member in group]
+    tokens = [_order.token_type()] if gives_token else []
     kept = _in_place.kept(ctx, leaves) if call.in_place else [True] * len(leaves)
-    aliases = {i + len(before): i + 1 for i, is_kept in enumerate(kept) if not is_kept}
+    aliases = {i + len(before): i + len(tokens) for i, is_kept in enumerate(kept) if not is_kept}
     custom_call = _compat.custom_call(
         target,
-        result_types=[token.type, *call.result_types],
+        result_types=[*tokens, *call.result_types],
         operands=[*before, *leaves],
         backend_config={name: _attribute(value) for name, value in attributes.items()},
         operand_layouts=[*([()] * len(before)), *layouts],
-        result_layouts=[(), *result_layouts],
+        result_layouts=[*([()] * len(tokens)), *result_layouts],
         operand_output_aliases=aliases or None,
     )
-    tokens[block] = custom_call.results[0]
-    results = list(custom_call.results)[1:]
+    order.last = custom_call.results[0]
+    results = list(custom_call.results)[len(tokens) :]
     return site, results if call.finish is None else call.finish(results)
 
 

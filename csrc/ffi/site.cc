@@ -98,13 +98,14 @@ Outcome Refuse(const CallSite& site, std::int64_t run, const std::string& messag
   return outcome;
 }
 
-Outcome ExecuteImpl(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*token*/,
-                    ffi::RemainingRets results, ffi::Dictionary /*attributes*/, SiteState* state,
-                    ffi::RunId run_id, std::int32_t device, FutureFactory& factory) {
+Outcome ExecuteImpl(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                    ffi::Dictionary /*attributes*/, SiteState* state, ffi::RunId run_id,
+                    std::int32_t device, FutureFactory& factory) {
   CallSite& site = state->site();
   const Work& work = site.work();
   const bool has_id = operands.size() == work.num_operands() + 2;
   const std::size_t num_before = has_id ? 2 : 1;  // and the token
+  const std::size_t num_tokens = results.size() == work.num_results() ? 0 : 1;
   std::int64_t id = site.only_member();
   if (has_id) {
     const auto first = operands.get<ffi::BufferR0<ffi::DataType::U32>>(0);
@@ -115,7 +116,8 @@ Outcome ExecuteImpl(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*t
   if (IsPythonThread()) {
     Watchdog::Get().NoteInline(run);
   }
-  if (operands.size() != work.num_operands() + num_before || results.size() != work.num_results()) {
+  if (operands.size() != work.num_operands() + num_before ||
+      results.size() != work.num_results() + num_tokens) {
     return Refuse(site, run, "wrong number of buffers");
   }
   const CallSite::Visit visit = site.Begin(id, device, run);
@@ -133,8 +135,8 @@ Outcome ExecuteImpl(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*t
     }
     visit.meeting->SetOperand(visit.rank, i, buffer->untyped_data());
   }
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    auto buffer = results.get<ffi::AnyBuffer>(i);
+  for (std::size_t i = 0; i < work.num_results(); ++i) {
+    auto buffer = results.get<ffi::AnyBuffer>(i + num_tokens);
     if (!buffer.has_value() || (*buffer)->size_bytes() != work.result_bytes(i)) {
       return Refuse(site, run, "result " + std::to_string(i) + " has the wrong size");
     }
@@ -155,11 +157,11 @@ Outcome ExecuteImpl(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> /*t
   return {.error = ToError(*arrival.failure)};
 }
 
-Outcome Execute(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> token,
-                ffi::RemainingRets results, ffi::Dictionary attributes, SiteState* state,
-                ffi::RunId run_id, std::int32_t device, FutureFactory factory) noexcept {
+Outcome Execute(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes,
+                SiteState* state, ffi::RunId run_id, std::int32_t device,
+                FutureFactory factory) noexcept {
   try {
-    return ExecuteImpl(operands, token, results, attributes, state, run_id, device, factory);
+    return ExecuteImpl(operands, results, attributes, state, run_id, device, factory);
   } catch (const std::exception& e) {
     return Refuse(state->site(), run_id.run_id, e.what());
   }
@@ -169,9 +171,8 @@ Outcome Execute(ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> token,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxcollExecute, Execute,
                               ffi::Ffi::Bind()
-                                  .RemainingArgs()        // logical id if it needs one, token
-                                  .Ret<ffi::AnyBuffer>()  // token
-                                  .RemainingRets()
+                                  .RemainingArgs()  // logical id if it needs one, token, leaves
+                                  .RemainingRets()  // token if it gives one, leaves
                                   .Attrs()
                                   .Ctx<ffi::State<SiteState>>()
                                   .Ctx<ffi::RunId>()

@@ -1,9 +1,10 @@
 // ffi/site.h: what the handlers of all ops share: the state of a call site, and its execution.
 //
 // Every op is one custom call with operands (logical id, token, leaves...) and results (token,
-// leaves...), without the id where each process has one device. XLA instantiates it once per call
-// site of a compiled program, with its attributes; that is where an op differs from another: in the
-// Work that it makes of them. Execution is the same for all.
+// leaves...), without the id where each process has one device, and with a large single result
+// alone. XLA instantiates it once per call site of a compiled program, with its attributes; that is
+// where an op differs from another: in the Work that it makes of them. Execution is the same for
+// all.
 #pragma once
 
 #include <cstdint>    // std::int64_t

@@ -100,7 +100,7 @@ def test_the_backward_pass_takes_the_path_of_the_call(op: Op):
         return (y * y).sum()
 
     def num_calls(f: Any) -> int:
-        return len(re.findall("custom_call @jaxcoll_", jax.jit(f).lower(xs).as_text()))
+        return len(re.findall("custom_call @jaxcoll_(?!token)", jax.jit(f).lower(xs).as_text()))
 
     jaxcoll.config.backend = "lax"
     assert num_calls(loss) == 1

@@ -10,6 +10,7 @@ import pytest
 from checks import auto_is_native, mesh
 
 import jaxcoll
+from jaxcoll import _order
 
 pytestmark = pytest.mark.skipif(not auto_is_native(), reason="about native calls")
 
@@ -56,9 +57,15 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("least_alone_bytes", [0, None])
 @pytest.mark.parametrize("what", CASES)
-def test_what_is_in_place(what: str):
+def test_what_is_in_place(
+    what: str, least_alone_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+):
     program, expected, result = CASES[what]
+    if least_alone_bytes is not None:  # single results without a token, as large ones
+        monkeypatch.setattr(_order, "_LEAST_ALONE_BYTES", least_alone_bytes)
+        jax.clear_caches()
     f = jax.jit(program)
     x = operand()
     assert in_place(f, x) == expected
@@ -89,9 +96,12 @@ def in_place(f: Any, x: Any) -> list[bool]:
     """Returns of each result of each call, in the program's order, whether it is in place."""
     found = []
     for line in f.lower(x).as_text().splitlines():
-        if "@jaxcoll_" in line:
-            count = line.rsplit("->", 1)[1].count("tensor<")
-            found += [f"output_tuple_indices = [{i + 1}]" in line for i in range(count)]
+        if "@jaxcoll_" in line and "@jaxcoll_token" not in line:
+            results = line.rsplit("->", 1)[1]
+            places = [str(i + 1) for i in range(results.count("tensor<"))]
+            if "token" not in results:
+                places = [""]
+            found += [f"output_tuple_indices = [{place}]" in line for place in places]
     return found
 
 

@@ -60,7 +60,7 @@ def under_an_abstract_mesh(op: Op) -> None:
     over = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
     f = jax.jit(mapped(op.over("x")["ours"], over))
     lowered = f.trace(jax.typeof(jnp.asarray(xs))).lower(lowering_platforms=("cpu",))
-    assert len(re.findall(r"custom_call @jaxcoll_", lowered.as_text())) == auto_is_native()
+    assert len(re.findall(r"custom_call @jaxcoll_(?!token)", lowered.as_text())) == auto_is_native()
     for concrete in (mesh(4), mesh(4, reverse=True)):
         with counted_calls() as count:
             ys = f(jax.device_put(xs, jax.NamedSharding(concrete, jax.P("x"))))

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, int], int]] = {
     "ZeRO-3, kept": ({"stage": 3, "reshard_after_forward": False}, PARTS, 0),
 }
 CALLS = {
-    "native": re.compile(r'custom_call_target="jaxcoll_(\w+)"'),
+    "native": re.compile(r'custom_call_target="jaxcoll_(?!token)(\w+)"'),
     "lax": re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-\w+)\w*\("),
 }
 

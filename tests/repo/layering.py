@@ -23,7 +23,7 @@ PYTHON_LAYERS = (
     {
         *("_native", "_processes", "_segments", "_board", "_door", "_engine", "_hosts", "_job"),
         *("_clones", "_predicates", "_lowering", "_lax_rules", "mesh", "_sharding", "diagnosis"),
-        *("_in_place", "_nccl_calls"),
+        *("_in_place", "_nccl_calls", "_order"),
     },
     {"collectives", "_accelerate", "_explain", "_info", "_initialize", "_launcher", "_watch"},
     {"_agreement"},

@@ -1,7 +1,6 @@
 """Scenarios of order and identity: no call may meet another one."""
 
 import contextlib
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.interpreters import mlir
 from jax.sharding import Mesh
 from stress.world import (
     Tree,
@@ -22,7 +22,7 @@ from stress.world import (
 )
 
 import jaxcoll
-from jaxcoll import _lowering, _native
+from jaxcoll import _native, _order
 
 
 @scenario
@@ -32,6 +32,22 @@ def token_order(world: World) -> None:
     That rests on how XLA treats token buffers, which may change with any version of JAX. Pairing
     does not rest on it: see `independent`.
     """
+    check_order(world)
+
+
+@scenario
+def order_of_results_that_stand_alone(world: World) -> None:
+    """As above, of calls that give no token: what the next one takes is made of a result."""
+    gives_token = _order.gives_token
+    _order.gives_token = lambda num_results, _: num_results != 1
+    try:
+        check_order(world)
+    finally:
+        _order.gives_token = gives_token
+
+
+def check_order(world: World) -> None:
+    """Runs calls that don't depend on each other."""
     sites: list[int] = []
     describe = _native.describe_site
 
@@ -105,46 +121,18 @@ def clones(world: World) -> None:
 
 @contextlib.contextmanager
 def without_order() -> Iterator[None]:
-    """Lowers native calls without tokens, and without results that share memory.
+    """Lowers native calls with a number for a token, and without one among the results.
 
     XLA then starts them in any order, another one on each device: the order that tokens give must
     only ever be a convenience.
     """
-    ir, compat = _lowering.ir, _lowering._compat
-    stablehlo, module_memory, custom_call = (
-        _lowering.stablehlo,
-        compat.module_memory,
-        compat.custom_call,
-    )
-
-    class Forgetful(dict[Any, Any]):
-        def get(self, *_: Any) -> None:
-            return None
-
-    def memory(ctx: Any) -> Any:
-        found = module_memory(ctx)
-        found["tokens"] = Forgetful()
-        return found
-
-    def number() -> Any:
-        return stablehlo.constant(ir.DenseElementsAttr.get(np.zeros((), np.uint32)))
-
-    def call(target: str, **arguments: Any) -> Any:
-        """Lets the first result, which the engine does not touch, be the first operand's memory."""
-        arguments["result_types"][0] = arguments["operands"][2].type
-        arguments["result_layouts"][0] = arguments["operand_layouts"][2]
-        arguments["operand_output_aliases"] = {2: 0}
-        return custom_call(target, **arguments)
-
-    compat.module_memory, compat.custom_call = memory, call
-    _lowering.stablehlo = types.SimpleNamespace(
-        create_token=number, partition_id=stablehlo.partition_id
-    )
+    gives_token, token = _order.gives_token, _order.Order.token
+    _order.gives_token = lambda num_results, _: num_results != 1
+    _order.Order.token = lambda _: mlir.ir_constant(np.uint32(0))
     try:
         yield
     finally:
-        compat.module_memory, compat.custom_call = module_memory, custom_call
-        _lowering.stablehlo = stablehlo
+        _order.gives_token, _order.Order.token = gives_token, token
 
 
 @scenario
