@@ -15,7 +15,7 @@ import jaxcoll
 
 pytestmark = pytest.mark.skipif(not auto_is_native(), reason="about native calls")
 
-SMALL, LARGE = 16, 1 << 16  # float32 of a rank; 256 KiB and more count as large
+SMALL, LARGE = 16, 1 << 18  # float32 of a rank; 1 MiB and more count as large
 CALL = re.compile(r"(%\w+)\S* = stablehlo\.custom_call @jaxcoll_(\w+)\(([^)]*)\)")
 
 Parts = tuple[Any, Any]
