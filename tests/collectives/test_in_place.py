@@ -1,7 +1,7 @@
 """Where the result takes the memory of an operand: not where XLA would copy that first."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -57,18 +57,21 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("least_alone_bytes", [0, None])
+@pytest.fixture(params=[False, True], ids=["beside a token", "alone"])
+def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether single results stand alone, as large ones do."""
+    monkeypatch.setattr(_order, "gives_token", lambda n, _: n != 1 or not request.param)
+    jax.clear_caches()
+    yield request.param
+    jax.clear_caches()
+
+
 @pytest.mark.parametrize("what", CASES)
-def test_what_is_in_place(
-    what: str, least_alone_bytes: int | None, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_in_place(what: str, alone: bool):
     program, expected, result = CASES[what]
-    if least_alone_bytes is not None:  # single results without a token, as large ones
-        monkeypatch.setattr(_order, "_LEAST_ALONE_BYTES", least_alone_bytes)
-        jax.clear_caches()
     f = jax.jit(program)
     x = operand()
-    assert in_place(f, x) == expected
+    assert in_place(f, x, alone=alone) == expected
     np.testing.assert_array_equal(np.asarray(f(x)), result)
     np.testing.assert_array_equal(np.asarray(x), np.asarray(operand()))
 
@@ -92,15 +95,15 @@ def test_what_is_donated():
     assert x.is_deleted()
 
 
-def in_place(f: Any, x: Any) -> list[bool]:
+def in_place(f: Any, x: Any, *, alone: bool = False) -> list[bool]:
     """Returns of each result of each call, in the program's order, whether it is in place."""
     found = []
     for line in f.lower(x).as_text().splitlines():
         if "@jaxcoll_" in line and "@jaxcoll_token" not in line:
             results = line.rsplit("->", 1)[1]
-            places = [str(i + 1) for i in range(results.count("tensor<"))]
-            if "token" not in results:
-                places = [""]
+            count = results.count("tensor<")
+            assert ("token" in results) != (alone and count == 1)
+            places = [""] if alone and count == 1 else [str(i + 1) for i in range(count)]
             found += [f"output_tuple_indices = [{place}]" in line for place in places]
     return found
 
