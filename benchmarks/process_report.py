@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from process_aims import (
+    AT_THE_LEAST,
     MEAN_AIMS,
     OTHERS,
     STEP_AIMS,
@@ -32,7 +33,7 @@ def pooled(jobs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _pooled(name: str, values: list[Any]) -> Any:
-    if name in ("rounds", "wrong"):
+    if name in ("rounds", "lax_rounds", "wrong"):
         return sum(values)
     if name == "line_ns":
         return [ns for of_job in values for ns in of_job]
@@ -54,15 +55,18 @@ def markdown(results: dict[str, Any]) -> str:
         "(`--jobs`) rows are medians.",
         "",
         "Times are medians in microseconds; ratios (theirs / ours, above 1 ours is faster) are "
-        "medians of rounds in which all variants ran in turn. *chained* is the extra time for each "
-        "call of a longer chain in one program, *single* a whole program with one call.",
+        "medians of rounds in which all variants ran in turn: lax's of the *lax rounds*, with ours "
+        "and the least beside it, all others of the *rounds* without it. *chained* is the extra "
+        "time for each call of a longer chain in one program, *single* a whole program with one "
+        "call.",
         "",
         "*least* is the same program with calls that do nothing but move the bytes "
         "(`benchmarks/bare.cc`), in the same rounds: through memory that the processes share "
         "(*window*) or by the system's call that reads another process (*read*), whichever is "
         "faster. *at most* is theirs / least: the ratio of a library that does nothing else. Of a "
-        "row that misses its aim, *limit* says that this is below the aim, too, and *open* that it "
-        "is not, or that somebody undercuts the least by a tenth, which then says nothing.",
+        "row that misses its aim, *limit* says that this is below the aim, too, or that ours takes "
+        f"at most {AT_THE_LEAST:g} times the least; *open* that neither holds, or that somebody "
+        "undercuts the least by a tenth, which then says nothing.",
         "",
         "*line* is what a cache line takes to the other process's core and back, in ns, before and "
         "after a measurement: where a virtual machine's cores are moved, it differs from row to "
@@ -72,9 +76,11 @@ def markdown(results: dict[str, Any]) -> str:
         lines += ["", f"## {processes} processes", ""]
         lines += [
             "| op | bytes per rank | how | jaxcoll | lax | mpi4jax | least | way | lax/ours | "
-            "at most | aim | | mpi4jax/ours | at most | aim | | line | rounds | wrong |"
+            "at most | aim | | mpi4jax/ours | at most | aim | | line | lax rounds | rounds | "
+            "wrong |"
         ]
-        lines += ["|---|--:|---|" + "--:|" * 4 + "---|" + "--:|--:|--:|---|" * 2 + "--:|--:|--:|"]
+        numbers = "--:|--:|--:|---|" * 2 + "--:|--:|--:|--:|"
+        lines += ["|---|--:|---|" + "--:|" * 4 + "---|" + numbers]
         for row in rows:
             if row["processes"] == processes:
                 cells = [row["op"], size_text(row["bytes"]), row["how"]]
@@ -84,7 +90,8 @@ def markdown(results: dict[str, Any]) -> str:
                     cells += [row.get(f"{other}_over_native", ""), _text(at_most(row, other))]
                     cells += [_text(aim(row, other)), verdict_of(row, other)]
                 cells.append(", ".join(map(str, row.get("line_ns", ()))))
-                lines.append(_line(*cells, row["rounds"], row["wrong"]))
+                cells += [row.get("lax_rounds", ""), row["rounds"], row["wrong"]]
+                lines.append(_line(*cells))
     lines += ["", "## Aims", "", *_counts(rows), "", "### Missed", "", *_missed(rows)]
     lines += _own_part_of_xla(rows)
     lines += ["", "## Geometric means and least ratios, all ops", ""]

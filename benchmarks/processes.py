@@ -4,7 +4,8 @@
 
 Without mpi4jax, which is an extra of the benchmarks (`pip install mpi4jax`, Open MPI), its columns
 stay empty; so do those of the least that a call can take (bare_chains.py) without a compiler. All
-variants alternate in one job, one device a process. Results go to benchmarks/results/.
+variants alternate in one job, one device a process: first with Gloo, then without it, in more
+rounds. Results go to benchmarks/results/.
 """
 
 import argparse
@@ -27,11 +28,9 @@ from environment import environment, machine
 from paired_rounds import Programs, measure
 
 VARIANTS = ("native", "lax", "mpi4jax")
-# Ratios of a row.
-PAIRS = [
-    *(("lax", "native"), ("mpi4jax", "native")),
-    *(("lax", "least"), ("mpi4jax", "least"), ("native", "least")),
-]
+# Ratios of a row, of the measurement with Gloo in it and of the one without.
+LAX_PAIRS = [("lax", "native"), ("lax", "least")]
+PAIRS = [("mpi4jax", "native"), ("mpi4jax", "least"), ("native", "least")]
 HERE = Path(__file__).resolve().parent
 SIZES = (256, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 # Seconds that the variants of one measurement may take together, about.
@@ -146,8 +145,6 @@ def measure_op(
     mine = np.split(values, p)[jax.process_index()]
 
     functions = variants(op, p, ("native",))
-    if arguments.no_lax:
-        functions.pop("lax")
     small = size <= 64 << 10
     # Of large ones chains whose programs need the same memory: beyond two calls XLA gives some
     # ops a buffer more, whose first use would count for the calls that the longer chain adds.
@@ -166,21 +163,25 @@ def measure_op(
     for name, of in made.items():
         if of:
             programs[name] = [ft.partial(program, local) for program in of]
+    beside_lax = {name: of for name, of in programs.items() if name != "mpi4jax"}
+    del programs["lax"]  # Gloo's sums are wrong at times, and not ours to mend
 
     wrong = count_wrong(programs, EXPECTED[op](np.split(values, p), jax.process_index()))
     meet = ft.partial(
         chain("all_reduce", variants("all_reduce", p, ("native",))["native"], 1, mesh), x
     )
     line_ns = [round_trip()]
-    seconds = measure(programs, meet, arguments.budget, 20 if small else 5)
+    seconds = {}
+    if not arguments.no_lax:
+        seconds = measure(beside_lax, meet, arguments.budget, 20 if small else 5)
+    times = measure(programs, meet, arguments.budget, 20 if size < 64 << 20 else 8)
     line_ns.append(round_trip())
-    of_row: dict[str, Any] = {"op": op, "processes": p, "bytes": size}
+    of_row: dict[str, Any] = {"op": op, "processes": p, "bytes": size, "wrong": wrong}
     if all(line_ns):
         of_row["line_ns"] = [round(ns) for ns in line_ns]
-    chained = {name: slopes(t[1], t[2], *lengths[name][1:]) for name, t in seconds.items()}
     return [
-        {**of_row, "how": how, "wrong": wrong, **columns(times)}
-        for how, times in (("chained", chained), ("single", {n: t[0] for n, t in seconds.items()}))
+        {**of_row, "how": how, **columns(calls(seconds, lengths), calls(times, lengths))}
+        for how, calls in (("chained", chained), ("single", single))
     ]
 
 
@@ -192,30 +193,56 @@ def count_wrong(programs: Programs, expected: Any) -> int:
     wrong = 0
     wanted = [expected, *(local_part(program()) for program in programs["native"][1:])]
     for name, of in programs.items():
-        if name not in ("lax", "nothing"):  # Gloo's sums are wrong at times, and not ours to mend
-            for program, result in zip(of, wanted, strict=True):
-                got = local_part(program())
-                wrong += int((got.reshape(result.shape) != result).sum())
+        if name == "nothing":
+            continue
+        for program, result in zip(of, wanted, strict=True):
+            got = local_part(program())
+            wrong += int((got.reshape(result.shape) != result).sum())
     return int(multihost_utils.process_allgather(np.int32(wrong)).sum())
 
 
-def columns(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Returns a row's medians in us, and medians of paired ratios.
+# A variant's seconds by round.
+Times = dict[str, list[float]]
+
+
+def single(seconds: dict[str, list[list[float]]], lengths: dict[str, tuple[int, ...]]) -> Times:
+    """Returns seconds of whole programs of one call."""
+    del lengths
+    return {name: of[0] for name, of in seconds.items()}
+
+
+def chained(seconds: dict[str, list[list[float]]], lengths: dict[str, tuple[int, ...]]) -> Times:
+    """Returns seconds a call, by the two longer chains of each round."""
+    return {name: slopes(of[1], of[2], *lengths[name][1:]) for name, of in seconds.items()}
+
+
+def columns(beside_lax: Times, times: Times) -> dict[str, Any]:
+    """Returns a row's medians in us, and medians of paired ratios, lax's of their own rounds.
 
     `least` is the faster one of the ways of bare_chains.py.
     """
-    ways = [name for name in times if name in bare_chains.ROUTES and name != "nothing"]
     found: dict[str, Any] = {}
+    ways = [name for name in times if name in bare_chains.ROUTES and name != "nothing"]
     if ways:
-        found["least_way"] = min(ways, key=lambda name: statistics.median(times[name]))
-        times = {**times, "least": times[found["least_way"]]}
-    for name, of in times.items():
-        found[f"{name}_us"] = round(statistics.median(of) * 1e6, 2)
-    for one, other in PAIRS:
-        if one in times and other in times:
-            pairs = zip(times[one], times[other], strict=True)
-            found[f"{one}_over_{other}"] = round(statistics.median(a / b for a, b in pairs), 3)
+        way = min(ways, key=lambda name: statistics.median(times[name]))
+        times = {**times, "least": times[way]}
+        if beside_lax:
+            beside_lax = {**beside_lax, "least": beside_lax[way]}
+        found["least_way"] = way
+    if beside_lax:
+        found["lax_us"] = _us(beside_lax["lax"])
+        found["lax_rounds"] = len(beside_lax["lax"])
+    found |= {f"{name}_us": _us(of) for name, of in times.items()}
+    for pairs, of in ((LAX_PAIRS, beside_lax), (PAIRS, times)):
+        for one, other in pairs:
+            if one in of and other in of:
+                ratios = (a / b for a, b in zip(of[one], of[other], strict=True))
+                found[f"{one}_over_{other}"] = round(statistics.median(ratios), 3)
     return {**found, "rounds": len(times["native"])}
+
+
+def _us(seconds: list[float]) -> float:
+    return round(statistics.median(seconds) * 1e6, 2)
 
 
 def slopes(short: list[float], long: list[float], short_calls: int, long_calls: int) -> list[float]:
