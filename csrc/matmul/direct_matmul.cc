@@ -27,13 +27,10 @@ std::size_t PartRows(const MatmulLayout& layout) {
 DirectMatmul::DirectMatmul(const MatmulLayout& layout, const Membership& members)
     : layout_(layout), members_(members), part_rows_(PartRows(layout)) {}
 
-bool DirectMatmul::IsFaster(const MatmulLayout& layout, const Membership& members,
-                            const RouteOptions& options) {
+bool DirectMatmul::Suits(const MatmulLayout& layout) {
   return layout.kind == MatmulKind::kGatherRows && !layout.x_is_transposed &&
          layout.inner * SizeOf(layout.dtype) <= kMostRowBytes &&
-         IsWorthReading((members.num_ranks() - 1) * layout.x_bytes(), layout.x_bytes()) &&
-         IsReadingFaster(options, members, /*leaves_once=*/true,
-                         [](std::size_t, std::size_t) { return true; });
+         IsWorthReading((layout.num_ranks - 1) * layout.x_bytes(), layout.x_bytes());
 }
 
 bool DirectMatmul::Run(std::size_t phase, std::size_t /*round*/, const Buffers& local,

@@ -15,9 +15,10 @@ class DirectMatmul final : public Route {
  public:
   DirectMatmul(const MatmulLayout& layout, const Membership& members);
 
-  /// Whether it is faster than through windows, as where a cache line takes long from core to core.
-  static bool IsFaster(const MatmulLayout& layout, const Membership& members,
-                       const RouteOptions& options);
+  /// Whether blocks are so large that they are read where the system allows that. What copies cost
+  /// does not count, which each job measures anew: through windows products have other bits, since
+  /// sums are split there.
+  static bool Suits(const MatmulLayout& layout);
 
   [[nodiscard]] std::size_t num_phases() const override { return 3; }
   [[nodiscard]] std::size_t num_rounds() const override { return 1; }

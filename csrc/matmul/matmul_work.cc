@@ -122,7 +122,7 @@ std::size_t MatmulWork::bytes_moved(std::size_t /*num_ranks*/) const {
 
 std::unique_ptr<const Route> MatmulWork::MakeRoute(const Membership& members,
                                                    const RouteOptions& options) const {
-  if (DirectMatmul::IsFaster(layout_, members, options)) {
+  if (options.can_read_peers && DirectMatmul::Suits(layout_)) {
     return std::make_unique<DirectMatmul>(layout_, members);
   }
   return std::make_unique<MatmulRoute>(layout_, members, options.window_bytes);

@@ -488,9 +488,8 @@ void AcrossProcessesReadWhereTheyLie(Context& context) {
   }
 }
 
-/// Blocks are read from where they lie where that is measured to be faster, and through windows
-/// elsewhere.
-void WhatCopiesCostDecides(Context& context) {
+/// Else products would have other bits in the next job, which measures anew.
+void LargeBlocksAreReadWhateverThatCosts(Context& context) {
   MatmulLayout layout = Small(MatmulKind::kGatherRows);
   layout.rows = 600;
   layout.inner = 512;
@@ -502,9 +501,9 @@ void WhatCopiesCostDecides(Context& context) {
         ->num_phases();
   };
   const CopyCosts reading_is_dear{.leaving = 1, .taking = 1, .reading = 3};
-  context.Expect(num_phases(true, kReadingIsFree) == 3, "what is cheap is read");
+  context.Expect(num_phases(true, kReadingIsFree) == 3, "what is large is read");
   context.Expect(num_phases(false, kReadingIsFree) == 2, "what can't be read comes in windows");
-  context.Expect(num_phases(true, reading_is_dear) == 2, "what is dear comes in windows");
+  context.Expect(num_phases(true, reading_is_dear) == 3, "what is dear is read, too");
   layout.inner = 128;
   layout.rows = 128;
   context.Expect(num_phases(true, kReadingIsFree) == 2, "so do small blocks");
@@ -666,7 +665,7 @@ const Suite suite("matmul",
                    {"InOneProcessWithRowsJoined", InOneProcessWithRowsJoined},
                    {"FewRowsAreMultipliedTogether", FewRowsAreMultipliedTogether},
                    {"BlocksAreMultipliedWhereTheyLie", BlocksAreMultipliedWhereTheyLie},
-                   {"WhatCopiesCostDecides", WhatCopiesCostDecides},
+                   {"LargeBlocksAreReadWhateverThatCosts", LargeBlocksAreReadWhateverThatCosts},
                    {"AcrossProcesses", AcrossProcesses},
                    {"AcrossProcessesReadWhereTheyLie", AcrossProcessesReadWhereTheyLie},
                    {"BlocksAreMultipliedAsTheyCome", BlocksAreMultipliedAsTheyCome},

@@ -589,6 +589,13 @@ MUTANTS = [
         ("matmul", "ProductsAreMadeBeforeALateRankComes"),
     ),
     Mutant(
+        "what copies cost does not decide on a product's bits",
+        "csrc/matmul/matmul_work.cc",
+        "if (options.can_read_peers && DirectMatmul",
+        "if (options.copy_costs.reading < 2 && DirectMatmul",
+        ("matmul", "LargeBlocksAreReadWhateverThatCosts"),
+    ),
+    Mutant(
         "a block stays until all have read it",
         "csrc/matmul/direct_matmul.h",
         "num_phases() const override { return 3; }",

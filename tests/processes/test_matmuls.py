@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     [
         (2, 2, "1M"),
         pytest.param(3, 1, "1M", marks=pytest.mark.full),
-        pytest.param(2, 1, "", marks=pytest.mark.long),
+        pytest.param(2, 1, "", marks=pytest.mark.full),
         pytest.param(4, 1, "", marks=pytest.mark.full),
     ],
 )

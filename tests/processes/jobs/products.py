@@ -54,12 +54,11 @@ def check_batch(kind: str) -> None:
     assert_blocks(ys, want, f"a batch of {kind}")
 
 
-def check_bits(kind: str) -> None:
+def check_bits(kind: str, measures: tuple[int, int, int]) -> None:
     """Sums of floats are the same in each run, and, of equal operands, on each rank."""
     over = mesh()
     xs, ws = (
-        np.random.default_rng(0).normal(size=a.shape)
-        for a in operands(kind, over.size, 300, 700, 40)
+        np.random.default_rng(0).normal(size=a.shape) for a in operands(kind, over.size, *measures)
     )
     ws[:] = ws[0]
     placed = [put(a.astype(np.float32), over) for a in (xs, ws)]
@@ -112,10 +111,11 @@ def main() -> None:
             check(kind, measures, groups[0], np.float32)
         for names in groups[1:]:
             check(kind, MEASURES[2], names, np.float32)
-        check(kind, MEASURES[2], groups[0], np.float64)
-        check(kind, MEASURES[2], groups[0], jnp.bfloat16)
+        for dtype in (np.float64, jnp.bfloat16, np.float16):
+            check(kind, MEASURES[2], groups[0], dtype)
         check_batch(kind)
-        check_bits(kind)
+        check_bits(kind, (300, 700, 40))
+        check_bits(kind, (1100, 1100, 40))  # of which x is read from where it lies
         gradients(kind)
     say("all products are right")
 
