@@ -6,11 +6,11 @@ For what is said seldom: each note costs a message to the service, and each read
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxcoll import _compat
 from jaxcoll._config import config
+from jaxcoll._host import has_ended
 
 _PATIENCE_S = 3600
 # How often to look whether who is waited for is still there: at first, and later.
@@ -87,14 +87,3 @@ class Board:
                 "its place in this job: start the whole job anew, from its last checkpoint, as "
                 "`jaxcoll run --max-restarts` does."
             ) from None
-
-
-def has_ended(pid: int) -> bool:
-    """Tells whether a process of this host has ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return Path("/proc/self/stat").exists() and not Path(f"/proc/{pid}").exists()
-    return stat.rpartition(")")[2].split()[0] in ("Z", "X")

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import jax
 
 from jaxcoll import _compat
 from jaxcoll._config import config, logger
-from jaxcoll._host import host
+from jaxcoll._host import has_ended, host
 
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # Of each library: the package that holds it in its folder `lib`, and its name there; in the order
@@ -51,6 +51,9 @@ _EXCHANGE = ctypes.CFUNCTYPE(
 )
 _SITE_TEXT = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
 _IS_ANYONE_EXCUSED = ctypes.CFUNCTYPE(ctypes.c_int)
+_GONE = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t
+)
 _SAY = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
@@ -142,7 +145,11 @@ def _opened(
     library.jaxcoll_cuda_set_traps(os.environ.get("JAXCOLL_CUDA_TRAP", "1") != "0")
     library.jaxcoll_cuda_set_peers(os.environ.get("JAXCOLL_CUDA_PEERS", "1") != "0")
     library.jaxcoll_cuda_set_host(int.from_bytes(hashlib.sha256(host().encode()).digest()[:8]))
-    library.jaxcoll_cuda_set_callbacks(_exchange, _site_text, _is_anyone_excused, _report, _notice)
+    library.jaxcoll_cuda_set_callbacks(
+        _exchange, _site_text, _is_anyone_excused, _gone, _report, _notice
+    )
+    if _generation is not None:
+        library.jaxcoll_cuda_set_generation(_generation)
     config._on_change("timeout_s", ft.partial(_set_limit, library.jaxcoll_cuda_set_timeout))
     config._on_change(
         "compile_timeout_s", ft.partial(_set_limit, library.jaxcoll_cuda_set_compile_timeout)
@@ -163,7 +170,7 @@ def _declare(library: ctypes.CDLL) -> None:
             None,
             [ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int32), size],
         ),
-        "set_callbacks": (None, [_EXCHANGE, _SITE_TEXT, _IS_ANYONE_EXCUSED, _SAY, _SAY]),
+        "set_callbacks": (None, [_EXCHANGE, _SITE_TEXT, _IS_ANYONE_EXCUSED, _GONE, _SAY, _SAY]),
         "set_recorder": (None, [pointer] * 4),
         "set_timeout": (None, [ctypes.c_int64]),
         "set_compile_timeout": (None, [ctypes.c_int64]),
@@ -173,6 +180,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "ipc_problem": (None, [text, size]),
         "peer_problem": (None, [ctypes.POINTER(ctypes.c_int64), size, text, size]),
         "reset": (None, []),
+        "set_generation": (None, [ctypes.c_int64]),
         "stop": (None, []),
         "num_calls": (ctypes.c_uint64, []),
         "target": (text, [size, addresses, addresses, addresses]),
@@ -210,7 +218,10 @@ def fingerprint() -> str:
     if not is_likely():
         return "none"
     library, _ = load()
-    return "off" if library is None else f"NCCL {versions(library)['NCCL']}"
+    if library is None:
+        return "off"
+    order = os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT", "0")
+    return f"NCCL {versions(library)['NCCL']}, launch order {order}"
 
 
 def matmul_problem(library: ctypes.CDLL) -> str | None:
@@ -281,11 +292,30 @@ def num_calls() -> int:
     return 0 if library is None else library.jaxcoll_cuda_num_calls()
 
 
-def reset() -> None:
-    """Ends all communicators; the next programs make new ones."""
+_generation: int | None = None  # what set_generation said last
+_BETWEEN = -1
+
+
+def reset(*, alone: bool) -> None:
+    """Ends all communicators; the next programs make new ones.
+
+    Unless the process is alone, programs are refused until `set_generation` says that all have
+    come.
+    """
     library = load()[0] if load.cache_info().currsize else None
     if library is not None:
         library.jaxcoll_cuda_reset()
+    if not alone:
+        set_generation(_BETWEEN)
+
+
+def set_generation(generation: int) -> None:
+    """Sets the number of this time, which all processes of the job have come to; < 0: not yet."""
+    global _generation
+    _generation = generation
+    library = load()[0] if load.cache_info().currsize else None
+    if library is not None:
+        library.jaxcoll_cuda_set_generation(generation)
 
 
 # ---- What the engine asks for --------------------------------------------------------------------
@@ -345,6 +375,42 @@ def _is_anyone_excused() -> int:
         return 0
 
 
+# The processes of this host, by number.
+_pids: dict[int, int] = {}
+
+
+def know(pids: Mapping[int, int]) -> None:
+    """Has those who wait for one of these processes notice that it has ended."""
+    _pids.clear()
+    _pids.update(pids)
+
+
+def gone(devices: Sequence[int]) -> str:
+    """Returns which ranks were of processes that have ended, as errors name them, or nothing.
+
+    Args:
+        devices: global ids, in rank order.
+    """
+    process_of = {device.id: device.process_index for device in jax.devices("cuda")}
+    ranks: dict[int, list[int]] = {}
+    for rank, device in enumerate(devices):
+        if device in process_of:
+            ranks.setdefault(process_of[device], []).append(rank)
+    return ", ".join(
+        f"rank {', '.join(map(str, ranks[process]))} (process {process}, pid {pid}, gone)"
+        for process, pid in sorted(_pids.items())
+        if process in ranks and has_ended(pid)
+    )
+
+
+@_GONE
+def _gone(devices: Any, count: int, to: int, size: int) -> None:
+    try:
+        _write(gone([devices[i] for i in range(count)]), to, size)
+    except Exception:  # none may leave a function that C calls
+        logger.exception("jaxcoll: whether anyone is gone")
+
+
 @_SAY
 def _notice(text: bytes) -> None:
     logger.warning("jaxcoll: %s", text.decode(errors="replace"))
@@ -383,6 +449,7 @@ def _exchange(
 
 _GAVE_UP = "gave up: "
 _ROUNDS = 16  # as csrc/cuda/rounds.h has it: kMost
+_LOOK_S = 0.5  # how often to look whether who is waited for is still there
 # What the end of a probe takes that its limit has ended.
 _PROBE_S = 5.0
 
@@ -428,6 +495,25 @@ def exchange(
     return None
 
 
+def _said_by(process: int, client: Any, key: str, until: float) -> str:
+    """Returns what a process says under `key`.
+
+    Raises:
+        JaxRuntimeError: it has not come in time.
+        ProcessLookupError: it has ended.
+    """
+    while True:
+        left_s = until - time.monotonic()
+        try:
+            return client.blocking_key_value_get(key, max(1, int(1000 * min(left_s, _LOOK_S))))
+        except jax.errors.JaxRuntimeError as error:
+            pid = _pids.get(process)
+            if pid is not None and has_ended(pid):
+                raise ProcessLookupError(f"process {process} (pid {pid}) has ended") from None
+            if left_s <= _LOOK_S or "DEADLINE_EXCEEDED" not in str(error):
+                raise
+
+
 def _limit_s(number: int) -> float:
     """Returns how long a process waits for the others in a round."""
     limits = [config.timeout_s]
@@ -445,9 +531,10 @@ def _ask(
     said: dict[int, str] = {}
     until = time.monotonic() + limit_s
     for process in processes:
-        left_ms = max(1, int((until - time.monotonic()) * 1000))
         try:
-            said[process] = client.blocking_key_value_get(key % process, left_ms)
+            said[process] = _said_by(process, client, key % process, until)
+        except ProcessLookupError as error:
+            return said, str(error)
         except jax.errors.JaxRuntimeError as error:
             what = "communicators" if number < _ROUNDS else "windows"
             call = "collective" if number < _ROUNDS else "collective matmul"

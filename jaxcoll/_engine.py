@@ -85,7 +85,7 @@ def reset() -> None:
     if _compat.process_id_and_count()[1] == 1:
         await_steps()
         watcher.forget_failures()
-        _cuda.reset()
+        _cuda.reset(alone=True)
         if _door.is_open():
             _door.reset()
         return
@@ -93,7 +93,7 @@ def reset() -> None:
         raise RuntimeError("reset(): call jaxcoll.initialize() first, on all processes.")
     await_steps()  # none of them may meet a step of the time after
     watcher.forget_failures()  # who resets knows of them
-    _cuda.reset()
+    _cuda.reset(alone=False)
     with _told_to_others():
         attach("reset")
     _door.reset()
@@ -155,6 +155,8 @@ def attach(call: str = "initialize") -> None:
         watcher.start()
     changes = _state.attachments == 0 or problem != _state.problem
     _state.attachments, _state.host_of = attempt, hosts
+    _cuda.know(_state.pids)
+    _cuda.set_generation(attempt)
     _state.problem, _state.window_bytes = problem, window
     _state.has_spare_cores = any(card["cores"] > card["devices"] for card in cards)
     _state.multiplies_alike = all(card["multiplies"] == cards[0]["multiplies"] for card in cards)

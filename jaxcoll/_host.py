@@ -1,4 +1,4 @@
-"""Which processes can share memory."""
+"""Which processes can share memory, and whether one of them has ended."""
 
 import contextlib
 import os
@@ -15,3 +15,14 @@ def host() -> str:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
     return " ".join(parts)
+
+
+def has_ended(pid: int) -> bool:
+    """Tells whether a process of this host has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return Path("/proc/self/stat").exists() and not Path(f"/proc/{pid}").exists()
+    return stat.rpartition(")")[2].split()[0] in ("Z", "X")

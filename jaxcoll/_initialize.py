@@ -11,10 +11,10 @@ import jax
 from jaxcoll import _clusters, _compat, _door, _engine
 from jaxcoll._accelerate import accelerate_lax
 from jaxcoll._addresses import reserved
-from jaxcoll._board import has_ended
 from jaxcoll._config import logger
 from jaxcoll._environment import ACCELERATE
 from jaxcoll._errors import one_of
+from jaxcoll._host import has_ended
 from jaxcoll._processes import expected_devices, jax_has_started, prepare
 
 # How long the process that has JAX's coordination service waits at its end for the others, which

@@ -30,8 +30,9 @@ def carried(dtype: str, op: str, ranks: int) -> Carried | str:
     """Returns how a reduction of a dtype travels, or says why it can't.
 
     As csrc/cuda/reductions.h: NCCL's mean multiplies by 1 / ranks before it adds, which is exact
-    for powers of two alone. NCCL rounds half precision at every step, and so twice from three
-    ranks on; there it travels as float32. NCCL's max and min of floats drop NaN, XLA's don't; NaN
+    for powers of two alone, and there not for the smallest numbers, which float16 alone has where
+    gradients are. NCCL rounds half precision at every step, and so twice from three ranks on. Both
+    travel as float32. NCCL's max and min of floats drop NaN, XLA's don't; NaN
     is the first or last of the integers that travel instead.
     """
     if op in ("and", "or") and dtype != "bool":
@@ -44,6 +45,7 @@ def carried(dtype: str, op: str, ranks: int) -> Carried | str:
         floats = "float32" if dtype in HALF_PRECISION else dtype
         return Carried(floats.replace("float", "int"), op, bits_of=floats)
     divides = op == "mean" and ranks & (ranks - 1) != 0
-    if dtype in HALF_PRECISION and op in ("sum", "mean", "prod") and ranks > 2:
+    is_rounded_twice = ranks > 2 or (dtype == "float16" and op == "mean")
+    if dtype in HALF_PRECISION and op in ("sum", "mean", "prod") and is_rounded_twice:
         dtype = "float32"
     return Carried(_WIDER.get(dtype, dtype), "sum" if divides else op, divides)

@@ -10,4 +10,10 @@ for way in one_shot two_shot; do
     fi
   done
 done
+for kernel in say await; do
+  if ! grep -q "jaxcoll_$kernel" "$image"; then
+    printf '%s has no jaxcoll_%s\n' "$image" "$kernel"
+    status=1
+  fi
+done
 exit $status

@@ -2,6 +2,7 @@
 
 #include <algorithm>  // std::find, std::find_if, std::min, std::sort
 #include <chrono>     // std::chrono
+#include <exception>  // std::exception
 #include <utility>    // std::move
 
 #include "core/clock.h"
@@ -12,6 +13,9 @@ namespace {
 
 // Nobody asks for a reason to wait no longer than this.
 constexpr std::int64_t kNoExcuseNs = 100'000'000;
+// For so long nobody asks whether those who have not come have ended. Who ends after a call may be
+// gone before it ends elsewhere.
+constexpr std::int64_t kGoneNs = 500'000'000;
 
 // As jaxcoll/diagnosis/records.py reads executions. Within a process meetings of the CPU engine
 // have numbers of their own, which stay below this.
@@ -78,7 +82,12 @@ Status Clique::Join(int ordinal, Stream stream, const Limits& limits) {
   if (joined_.size() == seats_.size() && state_.load() == State::kWaiting) {
     state_.store(State::kConnecting);
     lock.unlock();
-    const Status connected = Connect(limits.timeout_ns);
+    Status connected;
+    try {
+      connected = Connect(limits.timeout_ns);
+    } catch (const std::exception& error) {  // such as no memory: the others wait for an end
+      connected = Internal("no communicator of devices " + Listed(devices_) + ": " + error.what());
+    }
     lock.lock();
     if (failure_.ok()) {
       failure_ = connected;
@@ -173,6 +182,10 @@ bool Clique::Look(std::int64_t now_ns, const Limits& limits) {
       continue;
     }
     const std::int64_t limit_ns = call->is_first ? limits.first_timeout_ns : limits.timeout_ns;
+    if (const std::string gone = GoneText(limits, call->waited_ns); !gone.empty()) {
+      cause = Internal(WaitText(call->site, call->waited_ns, {}, gone));
+      break;
+    }
     if (limit_ns < 0 || call->waited_ns < std::min(limit_ns, kNoExcuseNs)) {
       continue;
     }
@@ -202,6 +215,11 @@ std::string Clique::MissingText() const {
          " have not begun a program with a collective over them";
 }
 
+std::string Clique::GoneText(const Limits& limits, std::int64_t waited_ns) const {
+  const bool asks = waited_ns >= kGoneNs && seats_.size() < devices_.size();
+  return asks && limits.gone != nullptr ? limits.gone(devices_) : "";
+}
+
 std::string Clique::LateText(const Seat& seat, const LateCall& call) const {
   std::set<int> late;
   for (const auto& other : seats_) {
@@ -215,7 +233,7 @@ std::string Clique::LateText(const Seat& seat, const LateCall& call) const {
 
 // In the form of csrc/host's, which jaxcoll/diagnosis/errors.py reads.
 std::string Clique::WaitText(std::uint64_t site, std::int64_t waited_ns,
-                             const std::set<int>& late) const {
+                             const std::set<int>& late, const std::string& gone) const {
   std::string of_arrived;
   std::string of_late;
   std::string doing;
@@ -231,8 +249,9 @@ std::string Clique::WaitText(std::uint64_t site, std::int64_t waited_ns,
     }
   }
   return surroundings_.site_text(site) + ": waited " + SecondsText(waited_ns) +
-         (late.empty() ? " for other processes, devices " + Listed(elsewhere)
-                       : " for rank " + of_late) +
+         (!gone.empty()  ? " for " + gone
+          : late.empty() ? " for other processes, devices " + Listed(elsewhere)
+                         : " for rank " + of_late) +
          "; arrived: " + of_arrived + DumpText() + doing;
 }
 

@@ -44,7 +44,7 @@ struct Surroundings {
   void (*notice)(const std::string& text) = nullptr;
   std::string (*site_text)(std::uint64_t site) = nullptr;
   /// Runs something on a thread of its own.
-  void (*start)(std::function<void()> work) = nullptr;
+  bool (*start)(std::function<void()> work) = nullptr;
   bool traps = true;  ///< see cuda/failing.h
   /// Of the kernels over peer memory; null: there is none, or they are turned off.
   const void* peer_image = nullptr;
@@ -56,6 +56,8 @@ struct Limits {
   std::int64_t timeout_ns = -1;
   std::int64_t first_timeout_ns = -1;     ///< of the first call of a site: others may compile it
   bool (*is_anyone_excused)() = nullptr;  ///< one who compiles or pauses; may be null
+  /// Which ranks of these devices were of processes that have ended, or nothing; may be null.
+  std::string (*gone)(const std::vector<std::int64_t>& devices) = nullptr;
 };
 
 /// One local device in a group.
@@ -164,7 +166,7 @@ class Clique : public std::enable_shared_from_this<Clique> {
   /// What a call says when it has waited for these local devices, CUDA's numbers; where there are
   /// none, for other processes.
   [[nodiscard]] std::string WaitText(std::uint64_t site, std::int64_t waited_ns,
-                                     const std::set<int>& late) const;
+                                     const std::set<int>& late, const std::string& gone = "") const;
 
   [[nodiscard]] const std::vector<std::int64_t>& devices() const { return devices_; }
   [[nodiscard]] bool is_ready() const { return state_.load() == State::kReady; }
@@ -189,6 +191,8 @@ class Clique : public std::enable_shared_from_this<Clique> {
   [[nodiscard]] std::vector<LocalRank> LocalRanks() const;
   Blocks& BlocksOf(std::size_t slot_bytes);
   Status MakeBlocks(Blocks& blocks, std::size_t slot_bytes);
+  /// Makes what the local ranks need, and tells the others whether they can take part.
+  Status Introduce(Rounds& rounds, NcclId& id);
   Status ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeout_ns);
   [[nodiscard]] PeerMemory::Plan PeerPlan(std::int64_t timeout_ns) const;
   void GiveUp();
@@ -205,6 +209,8 @@ class Clique : public std::enable_shared_from_this<Clique> {
   /// Locks the communicators of all seats; none after GiveUp.
   [[nodiscard]] std::vector<std::unique_lock<std::mutex>> EnterAll() const;
   [[nodiscard]] std::string MissingText() const;
+  /// Which ranks are gone, of a call in another process's group that has waited long enough to ask.
+  [[nodiscard]] std::string GoneText(const Limits& limits, std::int64_t waited_ns) const;
   [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
 
   const Surroundings surroundings_;

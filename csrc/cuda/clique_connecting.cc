@@ -1,6 +1,7 @@
 // How the communicators of a group are made, and its peer memory; the rest of a clique is in
 // clique.cc.
 #include <algorithm>           // std::any_of
+#include <array>               // std::array
 #include <bit>                 // std::bit_width
 #include <chrono>              // std::chrono
 #include <condition_variable>  // std::condition_variable
@@ -8,6 +9,7 @@
 #include <mutex>               // std::lock_guard, std::mutex, std::unique_lock
 #include <optional>            // std::optional
 #include <set>                 // std::set
+#include <string>              // std::string, std::to_string
 #include <thread>              // std::this_thread
 #include <utility>             // std::move
 #include <vector>              // std::vector
@@ -23,26 +25,25 @@ constexpr auto kAskNcclEvery = std::chrono::milliseconds(1);
 /// For a cause that is known.
 Status GroupHasEnded() { return Internal("the group has ended"); }
 
+/// What each rank says first.
+struct Introduction {
+  NcclId id;                        // of the first rank
+  std::array<char, 256> problem{};  // why it can't take part, or nothing
+};
+
 }  // namespace
 
 Status Clique::Connect(std::int64_t timeout_ns) {
-  Rounds rounds(surroundings_.exchange, devices_, generation_, seats_.size());
-  std::vector<NcclId> ids(devices_.size());  // by rank, of which only the first has one
-  const bool has_root =
-      std::any_of(seats_.begin(), seats_.end(), [](const auto& seat) { return seat->rank == 0; });
-  if (has_root) {
-    if (const int result = libraries().nccl.get_unique_id(ids.data()); result != kNcclSuccess) {
-      return libraries().OfNccl("ncclGetUniqueId", result);
-    }
-  }
-  if (Status status = rounds.Share(ids); !status.ok()) {
-    return status;
-  }
   int before = 0;
   if (const int error = libraries().runtime.get_device(&before); error != kCudaSuccess) {
     return libraries().OfRuntime("cudaGetDevice", error);
   }
-  Status status = ConnectLocal(rounds, ids.front(), timeout_ns);
+  Rounds rounds(surroundings_.exchange, devices_, generation_, seats_.size());
+  NcclId id;
+  Status status = Introduce(rounds, id);
+  if (status.ok()) {
+    status = ConnectLocal(rounds, id, timeout_ns);
+  }
   if (const int error = libraries().runtime.set_device(before);
       error != kCudaSuccess && status.ok()) {
     status = libraries().OfRuntime("cudaSetDevice", error);
@@ -50,14 +51,41 @@ Status Clique::Connect(std::int64_t timeout_ns) {
   return status;
 }
 
-Status Clique::ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeout_ns) {
+Status Clique::Introduce(Rounds& rounds, NcclId& id) {
+  std::vector<Introduction> all(devices_.size());  // by rank
   Status status = MakeTools();
-  const PeerMemory::Plan plan = PeerPlan(timeout_ns);
-  if (status.ok()) {  // who goes on from here to NCCL finds the others there
-    status = peers_.Offer(libraries(), plan, rounds);
-    // What failed there is known; NCCL is not to take it for its own.
-    libraries().runtime.get_last_error();
+  const bool has_root =
+      std::any_of(seats_.begin(), seats_.end(), [](const auto& seat) { return seat->rank == 0; });
+  if (status.ok() && has_root) {
+    if (const int result = libraries().nccl.get_unique_id(&all.front().id);
+        result != kNcclSuccess) {
+      status = libraries().OfNccl("ncclGetUniqueId", result);
+    }
   }
+  for (const auto& seat : seats_) {
+    auto& problem = all[seat->rank].problem;
+    status.message.copy(problem.data(), problem.size() - 1);
+  }
+  // Also who can't: the others would wait.
+  if (Status shared = rounds.Share(all); !shared.ok() && status.ok()) {
+    status = shared;
+  }
+  for (std::size_t rank = 0; rank < all.size() && status.ok(); ++rank) {
+    if (all[rank].problem.front() != '\0') {
+      status = Internal("no communicator of devices " + Listed(devices_) + ": rank " +
+                        std::to_string(rank) + ": " + all[rank].problem.data());
+    }
+  }
+  id = all.front().id;
+  return status;
+}
+
+Status Clique::ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeout_ns) {
+  const PeerMemory::Plan plan = PeerPlan(timeout_ns);
+  // Who goes on from here to NCCL finds the others there.
+  Status status = peers_.Offer(libraries(), plan, rounds);
+  // What failed there is known; NCCL is not to take it for its own.
+  libraries().runtime.get_last_error();
   if (status.ok()) {
     status = ConnectNccl(id, timeout_ns);
   }
@@ -96,6 +124,10 @@ std::vector<LocalRank> Clique::LocalRanks() const {
 
 Status Clique::MakeTools() {
   const Runtime& runtime = libraries().runtime;
+  // Else CUDA would make itself at home on device 0, which may be another process's.
+  if (const int error = runtime.set_device(seats_.front()->ordinal); error != kCudaSuccess) {
+    return libraries().OfRuntime("cudaSetDevice", error);
+  }
   if (Status status = flag_.Create(libraries()); !status.ok()) {
     return status;
   }
@@ -136,7 +168,7 @@ Status Clique::ConnectNccl(const NcclId& id, std::int64_t timeout_ns) {
     Status outcome;
   };
   const auto progress = std::make_shared<Progress>();
-  surroundings_.start([self = shared_from_this(), id, progress] {
+  const bool starts = surroundings_.start([self = shared_from_this(), id, progress] {
     Status status = self->BeginCommunicators(id);
     if (status.ok()) {
       status = self->AwaitNccl();
@@ -156,6 +188,9 @@ Status Clique::ConnectNccl(const NcclId& id, std::int64_t timeout_ns) {
     progress->is_over = true;
     progress->changed.notify_all();
   });
+  if (!starts) {
+    return Internal("there is no thread to connect NCCL on");
+  }
   std::unique_lock<std::mutex> lock(progress->mutex);
   while (!progress->changed.wait_for(lock, kAskNcclEvery, [&] { return progress->is_over; })) {
     if (timeout_ns >= 0 && NowNs() - progress->begun_ns >= timeout_ns) {

@@ -1,10 +1,11 @@
 #include "cuda/engine.h"
 
-#include <algorithm>  // std::find, std::max, std::min
-#include <array>      // std::array
-#include <chrono>     // std::chrono
-#include <thread>     // std::this_thread, std::thread
-#include <utility>    // std::move
+#include <algorithm>     // std::find, std::max, std::min
+#include <array>         // std::array
+#include <chrono>        // std::chrono
+#include <system_error>  // std::system_error
+#include <thread>        // std::this_thread, std::thread
+#include <utility>       // std::move
 
 #include "core/clock.h"
 
@@ -69,10 +70,7 @@ std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
                                     .host = host_.load()};
     clique = std::make_shared<Clique>(surroundings, devices, devices_, generation_.load());
   }
-  if (!is_watched_) {
-    is_watched_ = true;
-    Start([this] { Watch(); });
-  }
+  is_watched_ = is_watched_ || Start([this] { Watch(); });
   return clique;
 }
 
@@ -144,12 +142,12 @@ void Engine::Watch() {
       }
     }
     for (const auto& clique : cliques) {
-      const auto report = callbacks().report;
-      if (clique->Look(NowNs(), limits()) && report != nullptr) {
-        report(clique->Failure().message.c_str());
-      }
-      if (clique->ClaimsAbort()) {
+      const bool has_failed = clique->Look(NowNs(), limits());
+      if (clique->ClaimsAbort()) {  // before Python is told, which may be busy for long
         Abort(clique);
+      }
+      if (const auto report = callbacks().report; has_failed && report != nullptr) {
+        report(clique->Failure().message.c_str());
       }
     }
   }
@@ -157,6 +155,7 @@ void Engine::Watch() {
 
 void Engine::Abort(const std::shared_ptr<Clique>& clique) {
   for (std::size_t at = 0; at < clique->num_local(); ++at) {
+    // Where there is no thread for it, the communicator stays as it is.
     Start([this, clique, at] {
       for (int tries = 1; !clique->TryAbort(at) && !stops_.load(); ++tries) {
         std::this_thread::sleep_for(std::min(tries * kAbortEvery, kWatchEvery));
@@ -165,18 +164,21 @@ void Engine::Abort(const std::shared_ptr<Clique>& clique) {
   }
 }
 
-void Engine::Start(std::function<void()> work) {
+bool Engine::Start(std::function<void()> work) {
   Engine& engine = Get();
-  {
-    const std::lock_guard<std::mutex> lock(engine.threads_mutex_);
-    ++engine.num_threads_;
+  const std::lock_guard<std::mutex> lock(engine.threads_mutex_);
+  try {
+    std::thread([&engine, work = std::move(work)] {
+      work();
+      const std::lock_guard<std::mutex> at_end(engine.threads_mutex_);
+      --engine.num_threads_;
+      engine.thread_ended_.notify_all();
+    }).detach();
+  } catch (const std::system_error&) {
+    return false;
   }
-  std::thread([&engine, work = std::move(work)] {
-    work();
-    const std::lock_guard<std::mutex> lock(engine.threads_mutex_);
-    --engine.num_threads_;
-    engine.thread_ended_.notify_all();
-  }).detach();
+  ++engine.num_threads_;
+  return true;
 }
 
 Limits Engine::limits() const {
@@ -185,7 +187,18 @@ Limits Engine::limits() const {
   const bool has_none = timeout_ns < 0 || compile_timeout_ns < 0;
   return {.timeout_ns = timeout_ns,
           .first_timeout_ns = has_none ? -1 : std::max(timeout_ns, compile_timeout_ns),
-          .is_anyone_excused = &Engine::IsAnyoneExcused};
+          .is_anyone_excused = &Engine::IsAnyoneExcused,
+          .gone = &Engine::Gone};
+}
+
+std::string Engine::Gone(const std::vector<std::int64_t>& devices) {
+  const Callbacks callbacks = Get().callbacks();
+  std::array<char, kTextBytes> text{};
+  if (callbacks.gone != nullptr) {
+    callbacks.gone(devices.data(), devices.size(), text.data(), text.size());
+    text.back() = '\0';
+  }
+  return text.data();
 }
 
 bool Engine::IsAnyoneExcused() {

@@ -32,6 +32,9 @@ struct Callbacks {
   void (*site_text)(std::uint64_t site, char* text, std::size_t bytes) = nullptr;
   /// Whether another process compiles, or has said that it pauses; 0 or 1.
   int (*is_anyone_excused)() = nullptr;
+  /// Which ranks of a group were of processes that have ended, as errors name them, or nothing.
+  void (*gone)(const std::int64_t* devices, std::size_t num_devices, char* text,
+               std::size_t bytes) = nullptr;
   /// A group has failed.
   void (*report)(const char* text) = nullptr;
   /// Something is not as expected, and goes on.
@@ -75,10 +78,14 @@ class Engine {
   /// Ends all communicators and forgets them, so that the next programs make new ones. All
   /// processes of a job do so together. Those of a device that is stuck end later, if ever.
   void Reset();
+  /// In a job of several processes: the same number for those that have reset together; or
+  /// kBetween, where programs are refused since it is not known yet whether all have.
+  static constexpr std::int64_t kBetween = -2;
+  void SetGeneration(std::int64_t generation) { generation_.store(generation); }
   /// Ends the engine's threads, before the process ends: CUDA must not be called while it goes. One
   /// that is held up inside CUDA or NCCL is left to itself.
   void Stop();
-  /// Counts these.
+  /// Tells them apart.
   [[nodiscard]] std::int64_t generation() const { return generation_.load(); }
 
   /// Calls put on streams so far, over all devices.
@@ -93,10 +100,11 @@ class Engine {
   [[nodiscard]] Callbacks callbacks() const;
   void Watch();
   static bool IsAnyoneExcused();
+  static std::string Gone(const std::vector<std::int64_t>& devices);
   /// Of a group that has failed, on a thread for each local device, as this may wait for them.
   void Abort(const std::shared_ptr<Clique>& clique);
-  /// On a thread that Stop knows.
-  static void Start(std::function<void()> work);
+  /// On a thread that Stop knows. False: the system has no more threads.
+  static bool Start(std::function<void()> work);
 
   static std::string Exchange(const std::vector<std::int64_t>& devices, std::int64_t generation,
                               std::int64_t round, std::span<std::byte> rows);

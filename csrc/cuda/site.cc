@@ -38,6 +38,10 @@ Status Site::Initialize(int ordinal, Stream stream) {
 Status Site::Enter(Place& place, int ordinal) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::int64_t generation = engine_.generation();
+  if (generation == Engine::kBetween) {
+    return Internal(Engine::SiteText(id_) +
+                    ": jaxcoll.reset() has not come to its end: call it again, on all processes");
+  }
   const std::int64_t id = engine_.IdOf(ordinal);
   for (const std::vector<std::int64_t>& group : groups_) {
     if (std::find(group.begin(), group.end(), id) == group.end()) {

@@ -355,7 +355,7 @@ def _ranks(
     if not found:
         return {}, (), ()
     late = late.rpartition(" for rank ")[0] and late[late.index(" s ") :]
-    if _OF_PROCESS.search(came):
+    if _OF_PROCESS.search(late) or _OF_PROCESS.search(came):
         arrived = {
             int(rank): int(process)
             for ranks, process, *_ in _OF_PROCESS.findall(came)
@@ -367,6 +367,8 @@ def _ranks(
             for rank in ranks.split(", ")
         ]
         places = arrived | {each.rank: each.process or 0 for each in missing}
+        if not arrived:  # of a group on GPUs, whose own ranks are named by device
+            return {}, tuple(int(rank) for rank, _ in _OF_DEVICE.findall(came)), tuple(missing)
     else:
         arrived = {int(rank): int(device) for rank, device in _OF_DEVICE.findall(came)}
         late_at = {int(rank): int(device) for rank, device in _OF_DEVICE.findall(late)}

@@ -119,7 +119,8 @@ void TreesAreReducedInPlaceInOneGroup(Context& context) {
                  return site->Execute(rank, nullptr, kRun, in, out);
                }));
     const std::string log = TakeLog();
-    context.Expect(Lines(log, "all_reduce") == 2 * p && Lines(log, "type 7 op 0 grouped") == p,
+    context.Expect(Lines(log, "all_reduce") == 2 * p && Lines(log, "type 7 op 0 grouped") == p &&
+                       Lines(log, "group of") == p && Lines(log, "group of 2") == p,
                    log);
     for (std::size_t i = 0; i < 11; ++i) {
       std::int32_t total = 0;

@@ -213,6 +213,7 @@ std::atomic<int> far_device{-1};
 std::atomic<bool> breaks_peers{false};
 std::atomic<bool> opens_own{false};
 std::atomic<bool> refuses_to_open{false};
+std::atomic<bool> refuses_streams{false};
 
 /// The numbers of the process's devices in the machine; empty: all.
 std::vector<int> VisibleDevices() {
@@ -427,6 +428,9 @@ int Flush() {
   for (const Op& op : std::exchange(queue, {})) {
     ops_of[op.comm].push_back(op);
   }
+  for (const auto& [comm, ops] : ops_of) {
+    Log(std::to_string(comm->rank) + " group of " + std::to_string(ops.size()));
+  }
   int result = 0;
   const auto submit = [&](ncclComm* comm, const std::function<int()>& work) {
     const int submitted = Submit(comm, work);
@@ -527,6 +531,9 @@ EXPORT void fake_cuda_open_own(bool opens) { opens_own = opens; }
 /// Whether memory of other processes is not opened.
 EXPORT void fake_cuda_refuse_to_open(bool refuses) { refuses_to_open = refuses; }
 
+/// No more streams are made.
+EXPORT void fake_cuda_refuse_streams(bool refuses) { refuses_streams = refuses; }
+
 /// Whether ncclCommAbort waits, as for a device that is stuck.
 EXPORT void fake_cuda_hold_aborts(bool holds) { holds_aborts = holds; }
 
@@ -558,6 +565,9 @@ EXPORT int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 EXPORT int cudaStreamCreateWithPriority(CUstream_st** stream, unsigned /*flags*/, int priority) {
   if (priority > 0 || priority < kGreatestPriority) {
     return kInvalidArgument;
+  }
+  if (refuses_streams) {
+    return kOutOfMemory;
   }
   *stream = new CUstream_st();  // leaked: its thread uses it
   return 0;

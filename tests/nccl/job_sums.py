@@ -2,10 +2,12 @@
 
 KIND: `sums`: all dtypes, and after a reset; `blocks`: collective matmuls; `refused`: the last
 process can't map the others' memory; `late`, `late for a block` and `killed`: the last process
-stays away from a call, or dies before it.
+stays away from a call, or dies before it; `reset`: the last process comes late to `jaxcoll.reset`;
+`unable`: it can't make what a rank needs.
 """
 
 import ctypes
+import functools as ft
 import logging
 import os
 import pathlib
@@ -17,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from gpu import blocks, small_sums
 from nccl import on_fake
 
@@ -34,12 +37,16 @@ def main(kind: str, libraries: pathlib.Path) -> None:
     # Nobody sees the others' GPUs.
     os.environ["CUDA_VISIBLE_DEVICES"] = "0" if shares else str(jax.process_index())
     engine = on_fake.connect(libraries)
+    _cuda.load = ft.cache(lambda: (engine, None))
+    _cuda.load()
     for where, name, value in on_fake.changes(engine):
         setattr(where, name, value)
     all_devices = jax.devices
     jax.devices = lambda platform=None: all_devices()
     if kind == "refused" and _is_last():
         engine.fake.fake_cuda_refuse_to_open(ctypes.c_bool(True))
+    if kind == "unable" and _is_last():
+        engine.fake.fake_cuda_refuse_streams(ctypes.c_bool(True))
     with jax.enable_x64(True):
         _KINDS[kind](lambda: engine.fake.fake_cuda_take_log().decode())
         if kind == "sums":
@@ -95,12 +102,17 @@ def _wait() -> None:
     time.sleep(5 * LIMIT_S)
 
 
-def _stay_away(log: Log, leave: Callable[[], None] = _wait, multiplies: bool = False) -> None:
+def _stay_away(
+    log: Log,
+    leave: Callable[[], None] = _wait,
+    multiplies: bool = False,
+    limit_s: float = LIMIT_S,
+) -> None:
     del log
     program = _program(_product if multiplies else _total)
     for _ in range(2):  # the first time has another limit
         _run(program)
-    jaxcoll.config.timeout_s = LIMIT_S
+    jaxcoll.config.timeout_s = limit_s
     if _is_last():
         leave()
         os._exit(0)
@@ -110,6 +122,8 @@ def _stay_away(log: Log, leave: Callable[[], None] = _wait, multiplies: bool = F
             _run(program)
     except jaxcoll.CollectiveError as error:
         print(f"raised after {time.monotonic() - begun:.0f} s: {error}")
+        info = jaxcoll.error_info(error)
+        print("missing:", [(rank.rank, rank.state) for rank in info.missing] if info else None)
     print("failures:", len(_cuda.failures()), flush=True)
     os._exit(0)
 
@@ -119,7 +133,38 @@ def _stay_away_from_a_block(log: Log) -> None:
 
 
 def _die(log: Log) -> None:
-    _stay_away(log, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    _stay_away(log, lambda: os.kill(os.getpid(), signal.SIGKILL), limit_s=60)
+
+
+def _fail_together(log: Log) -> None:
+    del log
+    begun = time.monotonic()
+    try:
+        _run(_program())
+    except Exception as error:
+        print(f"raised after {time.monotonic() - begun:.0f} s: {error}", flush=True)
+    os._exit(0)
+
+
+def _reset_again(log: Log) -> None:
+    del log
+    program = _program()
+    assert float(_run(program)[0]) == jax.process_count()
+    if _is_last():
+        time.sleep(3 * LIMIT_S)
+    else:
+        jaxcoll.config.timeout_s = LIMIT_S
+        for f, text in (
+            (jaxcoll.reset, "did not come"),
+            (lambda: _run(program), "not come to its"),
+        ):
+            with pytest.raises(Exception, match=text):
+                f()
+        jaxcoll.config.timeout_s = 60
+    for _ in range(2):
+        jaxcoll.reset()
+        assert float(_run(program)[0]) == jax.process_count()
+    print("all right")
 
 
 _KINDS = {
@@ -129,6 +174,8 @@ _KINDS = {
     "late": _stay_away,
     "late for a block": _stay_away_from_a_block,
     "killed": _die,
+    "reset": _reset_again,
+    "unable": _fail_together,
 }
 
 

@@ -16,8 +16,9 @@ Run = Callable[..., dict[int, list[str]]]
 
 
 @pytest.fixture
-def run(libraries: pathlib.Path, tmp_path: pathlib.Path) -> Run:
+def run(libraries: pathlib.Path, peers: object, tmp_path: pathlib.Path) -> Run:
     """Returns what runs job_sums.py, where all processes have one GPU, or each one of its own."""
+    del peers  # without which nothing of this is there
 
     def job(kind: str, processes: int, gpus: str = "shared", **options: int | None):
         world = {"FAKE_CUDA_FOLDER": str(tmp_path), "JAXCOLL_TEST_GPUS": gpus}
@@ -59,9 +60,31 @@ def test_what_one_cannot_do_nobody_does(run: Run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["late", pytest.param("late for a block", marks=pytest.mark.full), "killed"]
-)
+def test_a_reset_that_comes_too_early_is_made_again(run: Run):
+    """And what runs between the two neither starts nor leaves anything that others might find."""
+    for lines in run("reset", 2).values():
+        assert "all right" in lines
+
+
+@pytest.mark.slow
+def test_who_cannot_take_part_says_so_to_all(run: Run):
+    for rank, lines in run("unable", 2).items():
+        (raised,) = (line for line in lines if line.startswith("raised after "))
+        named = "" if rank else "no communicator of devices .*: rank 1: "
+        assert re.search(rf"after [0-9] s: .*{named}cudaStreamCreateWithPriority", raised), raised
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_is_named_long_before_the_limit(run: Run):
+    lines = run("killed", 2, expect=None)[0]
+    (raised,) = (line for line in lines if line.startswith("raised after "))
+    named = r'all_reduce over "x" of .*: waited \d\.\d s for rank 1 \(process 1, pid \d+, gone\)'
+    assert re.search(rf"^raised after [0-9] s: .*{named}", raised), raised
+    assert "missing: [(1, 'gone')]" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["late", pytest.param("late for a block", marks=pytest.mark.full)])
 def test_one_that_does_not_come_is_named(kind: str, run: Run):
     lines = run(kind, 2, expect=None)[0]
     (raised,) = (line for line in lines if line.startswith("raised after "))

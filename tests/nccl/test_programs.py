@@ -110,10 +110,14 @@ def test_a_tree_is_one_group(gpus: Log):
     )
     with _decisions.recording() as recording:
         jax.block_until_ready(jax.jit(f)(tree))
-    lines = [line for line in gpus().splitlines() if "all_reduce" in line]
+    log = gpus().splitlines()
+    lines = [line for line in log if "all_reduce" in line]
     lines = [line for line in lines if " all_reduce 1 " not in line]  # with which NCCL connects
     assert len(lines) == 6
-    assert all(line.endswith("grouped") for line in lines)
+    for rank in range(2):
+        # After the one with which NCCL connects.
+        groups = [line for line in log if line.startswith(f"{rank} group of ")]
+        assert groups[-1] == f"{rank} group of 3"
     (row,) = recording.decisions
     assert (row.path, row.order) == ("native", "NCCL's")
 
@@ -192,6 +196,8 @@ def test_the_program_for_cuda(gpus: Log):
         ("bfloat16", "max", 3, ("int32", "max", False, "float32")),
         ("float64", "min", 2, ("int64", "min", False, "float64")),
         ("float16", "mean", 6, ("float32", "sum", True)),
+        ("float16", "mean", 2, ("float32", "mean", False)),
+        ("bfloat16", "mean", 2, ("bfloat16", "mean", False)),
         ("int16", "min", 2, ("int32", "min", False)),
         ("bool", "or", 2, ("bool", "or", False)),
     ],

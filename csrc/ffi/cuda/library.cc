@@ -85,11 +85,14 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_callbacks(int (*exchange)(const std::int64_
                                                                std::size_t, char*, std::size_t),
                                                void (*site_text)(std::uint64_t, char*, std::size_t),
                                                int (*is_anyone_excused)(),
+                                               void (*gone)(const std::int64_t*, std::size_t, char*,
+                                                            std::size_t),
                                                void (*report)(const char*),
                                                void (*notice)(const char*)) {
   Engine::Get().SetCallbacks({.exchange = exchange,
                               .site_text = site_text,
                               .is_anyone_excused = is_anyone_excused,
+                              .gone = gone,
                               .report = report,
                               .notice = notice});
 }
@@ -142,6 +145,11 @@ JAXCOLL_EXPORT void jaxcoll_cuda_peer_problem(const std::int64_t* ids, std::size
 }
 
 JAXCOLL_EXPORT void jaxcoll_cuda_reset() { Engine::Get().Reset(); }
+
+/// See jaxcoll::cuda::Engine::SetGeneration; < 0: not known yet.
+JAXCOLL_EXPORT void jaxcoll_cuda_set_generation(std::int64_t generation) {
+  Engine::Get().SetGeneration(generation < 0 ? Engine::kBetween : generation);
+}
 
 /// Before the process ends.
 JAXCOLL_EXPORT void jaxcoll_cuda_stop() { Engine::Get().Stop(); }

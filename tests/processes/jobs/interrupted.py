@@ -12,7 +12,7 @@ import numpy as np
 from world import mapped, mesh, put, say
 
 import jaxcoll
-from jaxcoll import _board
+from jaxcoll import _host
 
 FILE = Path(sys.argv[1]) / "pid"
 IS_WATCHED = sys.argv[2] == "watched"
@@ -34,7 +34,7 @@ while not FILE.exists():
 time.sleep(1)  # it awaits the result by then, or does so at once
 pid, begin = int(FILE.read_text()), time.monotonic()
 os.kill(pid, signal.SIGINT)
-while not _board.has_ended(pid):
+while not _host.has_ended(pid):
     time.sleep(0.05)
 say(f"{time.monotonic() - begin:.1f}")
 os._exit(0)
