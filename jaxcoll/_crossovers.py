@@ -5,6 +5,7 @@ and up to which a collective matmul is one native call. `jaxcoll bench` writes w
 machine; `auto` reads it once a process.
 """
 
+import contextlib
 import dataclasses
 import functools as ft
 import json
@@ -239,11 +240,21 @@ def _by_ranks(table: Any) -> Any:
     }
 
 
+def _processor() -> str:
+    """Returns its kind, and where Linux says that, its model: its instructions decide on a lot."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "CPU part"):
+                return f"{platform.machine()}, {value.strip()}"
+    return platform.machine()
+
+
 def _machine() -> dict[str, object]:
     """What a measurement depends on."""
     return {
         "node": platform.node(),
-        "processor": platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "jaxlib": version("jaxlib"),
     }

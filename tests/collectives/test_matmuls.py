@@ -285,6 +285,46 @@ def test_half_precision_is_rounded_once(kind: str, path: str, monkeypatch: pytes
         np.testing.assert_array_equal(ys.astype(np.float32), np.full((3, 1, 1), 258))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", ["native", "lax"])
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [
+        (np.float32, jnp.bfloat16),
+        (np.float32, np.float64),
+        (jnp.bfloat16, np.float32),
+        (np.float16, jnp.bfloat16),
+    ],
+)
+def test_the_dtype_that_is_preferred(kind: str, backend: str, dtype: Any, wanted: Any):
+    if backend == "native" and native_missing():
+        backend = "auto"
+    call = ft.partial(function(kind), preferred_element_type=wanted, backend=backend)
+    xs, ws = operands(kind, 2, 6, 10, 4, dtype)
+
+    def f(x: Any, w: Any) -> Any:
+        y, pull = jax.vjp(lambda x, w: call(x, w, "x"), x, w)
+        return y, pull(jnp.ones_like(y))
+
+    ys, (dx, dw) = jax.jit(mapped(f, mesh(2)))(xs, ws)
+    want = reference(kind, xs.astype(np.float64), ws.astype(np.float64))
+    assert_same(ys, want.astype(wanted))
+    assert (dx.dtype, dw.dtype) == (dtype, dtype)
+    dim = -2 if "rows" in kind else -1
+    if "gather" in kind:
+        whole = np.concatenate(list(xs), axis=dim).astype(np.float64)
+        ones = np.ones_like(want)
+        dws = np.stack([whole.T @ one for one in ones])
+        total = sum(one @ w.astype(np.float64).T for one, w in zip(ones, ws, strict=True))
+        dxs = np.stack(np.split(total, 2, axis=dim))
+    else:
+        one = np.ones_like(np.concatenate(list(want), axis=dim))
+        dxs = np.stack([one @ w.astype(np.float64).T for w in ws])
+        dws = np.stack([x.astype(np.float64).T @ one for x in xs])
+    assert_same(dx, dxs.astype(dtype))
+    assert_same(dw, dws.astype(dtype))
+
+
 # ---- The native path -----------------------------------------------------------------------------
 
 

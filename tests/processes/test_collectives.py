@@ -40,6 +40,24 @@ def test_one_op_of_each_kind(processes: int, devices: int):
 
 @needs_native
 @pytest.mark.parametrize(
+    ("processes", "devices"),
+    [(2, 1), pytest.param(2, 2, marks=full), pytest.param(4, 1, marks=full)],
+)
+def test_sums_are_added_in_rank_order(processes: int, devices: int):
+    lines = run_job("rank_order.py", processes=processes, devices=devices)
+    assert_all(lines, "all sums are in rank order")
+
+
+@needs_native
+@full
+@pytest.mark.parametrize(("processes", "devices"), [(4, 1), pytest.param(4, 2, marks=long)])
+def test_groups_of_some_processes(processes: int, devices: int):
+    lines = run_job("values.py", "some", "parts", processes=processes, devices=devices)
+    assert_all(lines, "all values are right")
+
+
+@needs_native
+@pytest.mark.parametrize(
     ("segment", "processes", "devices"),
     [
         pytest.param("1M", 2, 2, marks=full),
@@ -63,8 +81,10 @@ def test_sizes_around_windows(processes: int, devices: int, segment: str):
         pytest.param(2, 2, 0, 8),
         pytest.param(2, 2, 100, 50, marks=full),
         pytest.param(3, 1, 200, 15, marks=full),
-        pytest.param(2, 1, 300, 15, marks=long),
-        pytest.param(4, 1, 400, 15, marks=long),
+        pytest.param(2, 1, 300, 15, marks=full),
+        pytest.param(4, 1, 400, 15, marks=full),
+        pytest.param(2, 4, 500, 15, marks=long),
+        pytest.param(8, 1, 600, 15, marks=long),
     ],
 )
 def test_programs_drawn_by_chance(processes: int, devices: int, first: int, programs: int):
@@ -105,7 +125,10 @@ def test_two_hosts(processes: int, devices: int, ops: str):
 
 
 @pytest.mark.parametrize("runs", [pytest.param(20, marks=full), pytest.param(200, marks=long)])
-def test_large_chunks_of_reduce_scatter_on_lax(runs: int):
+@pytest.mark.parametrize("path", ["lax", pytest.param("two-level", marks=needs_native)])
+def test_large_chunks_of_reduce_scatter_beside_gloo(path: str, runs: int):
     """Where Gloo's own gives wrong values now and then."""
-    lines = run_job("scattered.py", runs, 16 << 20, processes=4, limit_s=280, JAXCOLL_BACKEND="lax")
+    backend = "lax" if path == "lax" else "auto"
+    job = ("scattered.py", runs, 16 << 20, path)
+    lines = run_job(*job, processes=4, limit_s=280, JAXCOLL_BACKEND=backend)
     assert_all(lines, "all runs are right")

@@ -90,6 +90,19 @@ def test_every_op_over_two_hosts(hosts: list[tuple[str, str]], ops: str):
 
 
 @needs_native
+@pytest.mark.full
+def test_only_shares_cross_between_hosts():
+    """Of two ranks of a host each takes half of the sum; of a gather its own block."""
+    for said in run_job("shares.py", processes=4).values():
+        assert said[-4:] == [
+            "all_reduce: all_reduce of 600 f32",
+            "reduce_scatter: all_to_all of 600 f32",
+            "all_gather: all_gather of 1200 f32",
+            "broadcast: all_reduce of 600 ui32",
+        ]
+
+
+@needs_native
 @pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_mesh_says_where_its_devices_are(hosts: int):
     """By the process, and where there are several hosts, by the host."""

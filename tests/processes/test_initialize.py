@@ -1,7 +1,9 @@
 """`jaxcoll.initialize`: who is one of several processes, and that nobody waits for ghosts."""
 
+import contextlib
 import logging
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -10,9 +12,10 @@ import sys
 import textwrap
 
 import pytest
+from checks import native_missing
 
 import jaxcoll
-from jaxcoll import _compat, _engine, _initialize
+from jaxcoll import _compat, _crossovers, _engine, _initialize
 from jaxcoll._clusters import Decision, decide
 
 # What the managers set, as far as somebody reads it; host names and addresses are made up.
@@ -320,6 +323,75 @@ def test_the_error_where_jax_finds_nothing():
     out = run(text, JAXCOLL_DISTRIBUTED="1")
     assert "jax.distributed.initialize() failed: coordinator_address should be defined." in out
     assert "set JAXCOLL_DISTRIBUTED=0 to run as one process" in out
+
+
+JOINS = """
+import os, sys, jax, jaxcoll
+jaxcoll.initialize()
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+f = jax.shard_map(lambda: jaxcoll.all_reduce(jax.lax.axis_index("x") + 1, "x"), mesh=mesh,
+                  in_specs=(), out_specs=jax.P(), check_vma=False)
+print("sum", int(jax.jit(f)()), jaxcoll.explain(f).rows[0].path)
+"""
+
+
+def joined(*environments: dict[str, str]) -> list[tuple[int, str, str]]:
+    """Runs a process in each of the environments; returns their ends, outputs and errors."""
+    processes = [start(JOINS, JAX_PLATFORMS="cpu", **of) for of in environments]
+    ended = [process.communicate(timeout=100) for process in processes]
+    return [(p.returncode, *of) for p, of in zip(processes, ended, strict=True)]
+
+
+def free_job_id() -> str:
+    """Returns the number of a Slurm job for which JAX chooses a port that is free."""
+    last = 2**12
+    for number in range(1, last):
+        with contextlib.suppress(OSError), socket.create_server(("", number + 65536 - last)):
+            return str(number)
+    raise AssertionError("no free port")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(native_missing() is not None, reason="the path that is shown is native")
+def test_tasks_of_srun_join():
+    """With what `srun` sets for two tasks on one node, of which `salloc` has told four."""
+    step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_NODES": "1"}
+    of_all = SRUN | step | {"SLURM_JOB_ID": free_job_id(), "SLURM_NTASKS": "4"}
+    tasks = [of_all | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)} for n in range(2)]
+    for status, out, err in joined(*tasks):
+        assert status == 0, err
+        assert out.splitlines()[-1] == "sum 3 native"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(native_missing() is not None, reason="settings are of the native engine")
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("JAXCOLL_BACKEND", "lax", "backend"),
+        ("JAXCOLL_ACCELERATE", "1", "accelerate_lax"),
+        ("JAXCOLL_SEGMENT_BYTES", "8M", "segment bytes"),
+        ("JAXCOLL_CROSSOVERS", "", "crossovers"),
+    ],
+)
+def test_settings_that_differ_at_the_start(
+    variable: str,
+    value: str,
+    named: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    if named == "crossovers":
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, str(tmp_path / "crossovers.json"))
+            value = str(_crossovers.write({"ppermute": 1 << 20}, 2, 8 << 20))
+        _crossovers._measured.cache_clear()
+    job = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": "2"}
+    ranks = [job | {"JAX_PROCESS_ID": str(n)} for n in range(2)]
+    ranks[1][variable] = value
+    for status, _, err in joined(*ranks):
+        assert status != 0
+        assert f"initialize(): {named} differs between the processes of the job: process 0" in err
 
 
 @pytest.mark.full

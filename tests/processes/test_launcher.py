@@ -256,21 +256,24 @@ def test_no_restart_after_a_failure_at_the_start(tmp_path: pathlib.Path):
     assert done.stdout == ""
 
 
-def test_control_c(tmp_path: pathlib.Path):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_control_c(ranks: int, tmp_path: pathlib.Path):
     path = script(tmp_path, "print('ready', flush=True)\nimport time; time.sleep(100)")
     with subprocess.Popen(
-        [*RUN, "-n", "1", "--no-bind", "--max-restarts", "2", path],
+        [*RUN, "-n", str(ranks), "--no-bind", "--max-restarts", "2", path],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "[0] ready\n"
+        ready = {process.stdout.readline() for _ in range(ranks)}
+        assert ready == {f"[{rank}] ready\n" for rank in range(ranks)}
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert "[0] KeyboardInterrupt" in err
+    for rank in range(ranks):
+        assert f"[{rank}] KeyboardInterrupt" in err
     assert err.splitlines()[-1] == "jaxcoll: ended by SIGINT"
 
 

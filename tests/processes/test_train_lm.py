@@ -1,9 +1,11 @@
 """`examples/train_lm.py` in several processes: the losses of one process, to the last bit."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checks import native_missing
 from processes.run_job import JOBS, ROOT
@@ -14,6 +16,7 @@ TINY = (
     *("--eval-windows=16", "--sample-bytes=8", "--compare-seconds=0", "--checkpoint-every=6"),
     "--devices=4",
 )
+KILLED = JOBS / "killed_train_lm.py"
 TWO_PROCESSES = ("-m", "jaxcoll", "run", "-n", "2", "--devices-per-process", "2")
 
 pytestmark = [
@@ -68,13 +71,16 @@ def test_two_processes(losses_of_one: list[float], tmp_path: Path):
     assert saved_losses(tmp_path) == losses_of_one
 
 
-@pytest.mark.long
+long = pytest.mark.long
+OF_FSDP, OF_PIPE = "data=2,fsdp=2,tensor=2", "pipe=2,data=2,tensor=2"
+
+
 @pytest.mark.parametrize(
     ("mesh", "axes", "between"),
     [
-        ("data=2,tensor=2", "2 of data x 2 of tensor", "data=2,fsdp=2,tensor=2"),
-        ("data=2,fsdp=2,tensor=2", "2 of data x 2 of fsdp x 2 of tensor", "fsdp=4"),
-        ("pipe=2,data=2,tensor=2", "2 of pipe x 2 of data x 2 of tensor", "pipe=2,data=2,tensor=2"),
+        ("data=2,tensor=2", "2 of data x 2 of tensor", OF_FSDP),
+        pytest.param(OF_FSDP, "2 of data x 2 of fsdp x 2 of tensor", "fsdp=4", marks=long),
+        pytest.param(OF_PIPE, "2 of pipe x 2 of data x 2 of tensor", OF_PIPE, marks=long),
     ],
 )
 def test_any_product(
@@ -96,9 +102,27 @@ def test_any_product(
     assert max(abs(a - b) for a, b in zip(losses, losses_of_one, strict=True)) < 1e-3
 
 
-def test_a_killed_rank_and_a_restart(losses_of_one: list[float], tmp_path: Path):
-    job = (JOBS / "killed_train_lm.py", SCRIPT, tmp_path)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    output = run(*TWO_PROCESSES, KILLED, "-", SCRIPT, out, *TINY)
+    assert "goes on" not in output
+    return out
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_and_a_restart(killed: int, undisturbed: Path, tmp_path: Path):
+    """The job goes on from its last checkpoint, and ends with the same state to the last bit."""
+    job = (KILLED, killed, SCRIPT, tmp_path)
     output = run(*TWO_PROCESSES, "--max-restarts", 1, *job, *TINY)
-    assert "rank 1 failed first: killed by SIGKILL" in output
+    assert f"rank {killed} failed first: killed by SIGKILL" in output
     assert "restart 1 of 1" in output
-    assert saved_losses(tmp_path) == losses_of_one
+    steps = re.findall(r"goes on after step (\d+)", output)
+    assert len(steps) == 2
+    assert steps[0] == steps[1] in ("6", "12", "18")
+    assert saved_losses(tmp_path) == saved_losses(undisturbed)
+    for rank in (0, 1):
+        ours, theirs = (np.load(out / f"{rank}.npz") for out in (tmp_path, undisturbed))
+        assert len(ours.files) == len(theirs.files) > 20
+        for name in ours.files:
+            np.testing.assert_array_equal(ours[name], theirs[name])

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from compared import PLAIN, assert_parts, check, check_plan, local
+from flax import nnx
 from jax import lax
 from training import STEPS
 from world import put, say
@@ -19,6 +20,7 @@ from world import put, say
 import jaxcoll
 from jaxcoll import (
     DataParallel,
+    DeviceMeshManager,
     DistributedMetrics,
     fully_shard,
     pipeline_parallel_train_step,
@@ -120,7 +122,7 @@ def five_functions() -> None:
 
 
 def placement() -> None:
-    """Batches, states and metrics over all processes."""
+    """Batches and states over all processes."""
     mesh = jaxcoll.make_mesh({"data": -1})
     manager = DataParallel()
     sharding = manager.create_data_parallel_sharding(mesh)
@@ -139,15 +141,64 @@ def placement() -> None:
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(back))
     assert_parts(back, params, "a state that was resharded")
 
-    metrics = jax.jit(
-        jax.shard_map(
-            lambda x: DistributedMetrics().reduce_mean({"loss": x.mean()}, "data"),
-            mesh=mesh,
-            in_specs=jax.P("data"),
-            out_specs=jax.P(),
-        )
-    )(put(np.arange(WORLD * 1.0), mesh))
-    assert float(metrics["loss"]) == (WORLD - 1) / 2
+
+def reductions() -> None:
+    """Metrics and gradients, over a mesh of the manager's."""
+    mesh = DeviceMeshManager().create_data_parallel_mesh()
+    metrics, manager = DistributedMetrics(), DataParallel()
+
+    def body(x: Any) -> Any:
+        tree = {"loss": x[0], "per class": x * jnp.ones(3)}
+        return {
+            "mean": metrics.reduce_mean(tree, "data"),
+            "sum": metrics.reduce_sum(tree, "data"),
+            "max": metrics.reduce_max(tree, "data"),
+            "min": metrics.reduce_min(tree, "data"),
+            "custom": metrics.reduce_custom(tree, {"loss": "max", "per class": "max"}, "data"),
+            "gradients": manager.all_reduce_gradients(tree, reduce_type="sum", axis_name="data"),
+            "gathered": metrics.all_gather(tree, "data")["loss"],
+        }
+
+    mapped = jax.shard_map(
+        body, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P(), check_vma=False
+    )
+    ranks = np.arange(1.0, WORLD + 1)
+    found = jax.jit(mapped)(put(ranks, mesh))
+    expected = {name: getattr(np, name)(ranks) for name in ("mean", "sum", "max", "min")}
+    expected |= {"custom": ranks.max(), "gradients": ranks.sum()}
+    for name, value in expected.items():
+        assert_parts(found[name], {"loss": value, "per class": np.full(3, value)}, name)
+    assert_parts(found["gathered"], ranks, "all_gather")
+
+
+def sharded_linear() -> None:
+    """A layer split over processes trains as the whole one does."""
+    mesh = meshes("data", "model")[1]  # "model" across processes
+    x, y = np.random.default_rng(0).normal(size=(2, 8, 8))
+    layer = jaxcoll.ShardedLinear(8, 8, rngs=nnx.Rngs(0), mesh=mesh)
+    wide = jax.tree.map(lambda p: p.astype(jnp.float64), nnx.state(layer, nnx.Param))
+    nnx.update(layer, wide)
+    weight = np.random.default_rng(1).normal(size=(8, 8))
+    spec = jax.P(None, "model")
+    split = jax.make_array_from_callback(
+        (8, 8), jax.NamedSharding(mesh, spec), lambda index: weight[index]
+    )
+    layer.weight[...] = split
+    assert split.addressable_shards[0].data.shape == (8, 8 // jax.process_count())
+
+    @nnx.jit
+    def step(layer: Any, x: Any, y: Any) -> None:
+        grads = nnx.grad(lambda layer: jnp.mean((layer(x) - y) ** 2))(layer)
+        new = jax.tree.map(lambda p, g: p - 0.3 * g, nnx.state(layer, nnx.Param), grads)
+        nnx.update(layer, new)
+
+    bias = np.zeros(8)
+    for _ in range(STEPS):
+        step(layer, x, y)
+        error = 2 * (x @ weight + bias - y) / y.size
+        weight, bias = weight - 0.3 * x.T @ error, bias - 0.3 * error.sum(axis=0)
+    assert layer.weight[...].sharding.spec == spec
+    assert_parts(layer.weight[...], weight, "the weight of a layer that is split")
 
 
 def main() -> None:
@@ -156,6 +207,8 @@ def main() -> None:
     products()
     five_functions()
     placement()
+    reductions()
+    sharded_linear()
     say("all families are right")
 
 

@@ -15,7 +15,8 @@ def main() -> None:
     size = over.size
     window = _engine.window_bytes()
     around = [n // 4 for n in (64 << 10, window // 4, window, 3 * window)]
-    counts = [0, 1, 7, 1023, *(n + step for n in around for step in (-1, 0, 1)), (4 << 20) // 4 + 5]
+    counts = [0, 1, 7, 1023, *(n + step for n in around for step in (-1, 0, 1))]
+    counts += [(4 << 20) // 4 + 5, (16 << 20) // 4 - 1]
     rng = np.random.default_rng(0)
     backend = "lax" if jaxcoll.config.backend == "lax" else "native"
     for name in (*OPS, "broadcast_last"):

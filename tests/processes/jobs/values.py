@@ -2,12 +2,11 @@
 
 All calls are native, or none with JAXCOLL_BACKEND=lax.
 
-    values.py (all | some) [hosts]
+    values.py (all | some) [hosts | parts]
 
-`hosts`: the processes are on two hosts, or pretend to be.
+`hosts`: the processes are on two hosts, or pretend to be. `parts`: groups have some processes each.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from helpers import DTYPES, EXAMPLES, OPS, Op, blocks, refused
-from world import assert_blocks, mapped, mesh, native_calls, put, say
+from world import assert_blocks, mapped, mesh, native_calls, on_two_hosts, put, say
 
 import jaxcoll
 
@@ -73,19 +72,17 @@ def check(op: Op, order: str, names: tuple[str, ...], dtypes: tuple[Any, ...]) -
 
 
 def main() -> None:
-    if ON_HOSTS and "JAXCOLL_HOST_ID" not in os.environ:
-        second = jax.process_index() >= jax.process_count() // 2
-        os.environ["JAXCOLL_HOST_ID"] = "second" if second else "first"
-        jaxcoll.reset()
+    if ON_HOSTS:
+        on_two_hosts()
     jax.config.update("jax_enable_x64", True)
-    orders = ["processes first"]
+    orders = ["parts"] if "parts" in sys.argv else ["processes first"]
     if jax.local_device_count() > 1:
         orders.append("devices first")
     for op in EXAMPLES if sys.argv[1] == "some" else OPS:
         dtypes = (np.int32 if "and" in op.name or "or" in op.name[-3:] else np.float32,)
         for order in orders:
             check(op, order, mesh(order).axis_names, dtypes)
-        for name in mesh().axis_names if len(orders) > 1 else ():
+        for name in mesh().axis_names if len(orders) > 1 or orders == ["parts"] else ():
             check(op, orders[0], (name,), dtypes)
     for op in EXAMPLES:
         check(op, orders[0], mesh().axis_names, DTYPES)

@@ -21,12 +21,15 @@ from jaxcoll import _native
 def mesh(order: str = "processes first") -> Mesh:
     """Returns all devices as processes ("p") by devices of a process ("d").
 
-    `order` "devices first" has ranks of one process far apart.
+    `order` "devices first" has ranks of one process far apart; "parts" has groups over one axis
+    of two processes each, neighbours ("d") or not ("p").
     """
     shape = (jax.process_count(), jax.local_device_count())
     devices = np.array(jax.devices()).reshape(shape)
     if order == "devices first":
         return Mesh(devices.T, ("d", "p"))
+    if order == "parts":
+        return Mesh(devices.reshape(shape[0] // 2, -1), ("p", "d"))
     return Mesh(devices, ("p", "d"))
 
 
@@ -64,6 +67,14 @@ def native_calls(expected: int) -> Iterator[None]:
     yield
     made = _native.num_calls() - before
     assert made == expected, f"{made} native calls, not {expected}"
+
+
+def on_two_hosts() -> None:
+    """Has the processes pretend to be on two hosts, unless they are."""
+    if "JAXCOLL_HOST_ID" not in os.environ:
+        second = jax.process_index() >= jax.process_count() // 2
+        os.environ["JAXCOLL_HOST_ID"] = "second" if second else "first"
+        jaxcoll.reset()
 
 
 def say(text: str) -> None:
