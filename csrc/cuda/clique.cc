@@ -232,8 +232,8 @@ std::string Clique::LateText(const Seat& seat, const LateCall& call) const {
 }
 
 // In the form of csrc/host's, which jaxcoll/diagnosis/errors.py reads.
-std::string Clique::WaitText(std::uint64_t site, std::int64_t waited_ns,
-                             const std::set<int>& late, const std::string& gone) const {
+std::string Clique::WaitText(std::uint64_t site, std::int64_t waited_ns, const std::set<int>& late,
+                             const std::string& gone) const {
   std::string of_arrived;
   std::string of_late;
   std::string doing;

@@ -47,7 +47,7 @@ _MOST_HALF_PRODUCTS = 2**20
 # within a process if its w has so many rows and columns: on 2 cores of AMD EPYC (Zen 3).
 _BLAS_ROWS, _BLAS_SIDES = 512, 256
 # Two steps have a buffer between them. From this size on it is fresh memory in each call, which
-# the system clears: on 2 cores of AMD EPYC one call is faster then.
+# the system clears: on 2 cores of AMD EPYC and of Intel Xeon one call is faster then.
 _FRESH_BYTES = 2**25
 # On GPUs, of one rank's block: below, a ring's steps would be too short to hide a transfer. This is
 # a guess, not a measurement.
@@ -431,7 +431,8 @@ def _is_mostly_communication(primitive: Primitive, of_x: Any, of_w: Any, p: int)
     rows, (inner, columns) = of_x.shape[1], of_w.shape
     if primitive is gather_p:
         return rows >= 128 and columns <= 256
-    return rows >= 512 * p and inner <= 256
+    is_large = _saves_a_large_buffer(primitive, of_x, of_w, p)
+    return (rows >= 512 * p and inner <= 256) or is_large
 
 
 def _saves_a_large_buffer(primitive: Primitive, of_x: Any, of_w: Any, p: int) -> bool:
@@ -439,7 +440,7 @@ def _saves_a_large_buffer(primitive: Primitive, of_x: Any, of_w: Any, p: int) ->
     (batch, rows, _), (inner, columns) = of_x.shape, of_w.shape
     size = wide(of_x, of_w).itemsize
     if primitive is gather_p:
-        return columns <= 256 and p * of_x.size * size >= _FRESH_BYTES
+        return columns <= 1024 and p * of_x.size * size >= _FRESH_BYTES
     return inner <= 1024 and batch * rows * columns * size >= _FRESH_BYTES
 
 

@@ -139,6 +139,9 @@ SHAPES: list[Shape] = [
     ("scatter_rows", (511, 256, 1024), 3, "two-step"),
     ("scatter_rows", (512, 257, 1024), 3, "two-step"),
     ("scatter_columns", (512, 256, 1024), 3, "two-step"),
+    ("scatter_rows", (1024, 1024, 4096), 2, "native"),  # in two steps, a large buffer
+    ("scatter_rows", (1023, 1024, 4096), 2, "two-step"),
+    ("scatter_rows", (1024, 1025, 4096), 2, "two-step"),
 ]
 
 

@@ -184,7 +184,7 @@ def sharded_linear() -> None:
         (8, 8), jax.NamedSharding(mesh, spec), lambda index: weight[index]
     )
     layer.weight[...] = split
-    assert split.addressable_shards[0].data.shape == (8, 8 // jax.process_count())
+    assert split.sharding.shard_shape(split.shape) == (8, 8 // jax.process_count())
 
     @nnx.jit
     def step(layer: Any, x: Any, y: Any) -> None:

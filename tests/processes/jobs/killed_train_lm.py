@@ -29,6 +29,7 @@ sys.argv = [script, f"--out={folder}", *sys.argv[4:]]
 sys.path[0] = str(Path(script).parent)
 
 import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from support.checkpoints import Checkpoints  # noqa: E402
 
@@ -38,9 +39,7 @@ save, restore = Checkpoints.save, Checkpoints.restore
 def save_and_keep(self: Any, state: Any, *arguments: Any) -> None:
     save(self, state, *arguments)
     leaves = [
-        jax.random.key_data(leaf)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else leaf
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
         for leaf in jax.tree.leaves(state)
     ]
     shards = [np.asarray(s.data) for leaf in leaves for s in leaf.addressable_shards]

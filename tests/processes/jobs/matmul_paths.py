@@ -13,10 +13,10 @@ SHAPES = [
     ("gather_rows", (128, 512, 256), "native"),
     ("gather_rows", (128, 512, 257), "two-step"),  # w is larger
     ("gather_rows", (257, 512, 128), "two-step"),  # as much to multiply
-    ("gather_rows", (1024, 4096, 256), "native"),  # in two steps, a large buffer
-    ("gather_rows", (1023, 4096, 256), "two-step"),
-    ("gather_rows", (1024, 4096, 257), "two-step"),
-    ("gather_inner", (1024, 4096, 256), "two-step"),
+    ("gather_rows", (1024, 4096, 1024), "native"),  # in two steps, a large buffer
+    ("gather_rows", (1023, 4096, 1024), "two-step"),
+    ("gather_rows", (1024, 4096, 1025), "two-step"),
+    ("gather_inner", (1024, 4096, 1024), "two-step"),
     ("gather_rows", (2048, 1024, 1024), "two-step"),  # only within a process
     ("scatter_rows", (1024, 1024, 4096), "native"),  # a large buffer
     ("scatter_rows", (1023, 1024, 4096), "two-step"),

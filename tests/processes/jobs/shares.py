@@ -16,7 +16,7 @@ OPERAND = re.compile(r": \(tensor<([\dx]+)x(\w+)>\) ->")
 
 def crossing(f: Any, shape: tuple[int, ...]) -> str:
     """Returns the collectives that are left to XLA, and what each takes of a rank."""
-    program = mapped(f, mesh())
+    program: Any = mapped(f, mesh())
     text = program.lower(jax.ShapeDtypeStruct((mesh().size, *shape), np.float32)).as_text()
     found = []
     for collective in COLLECTIVE.finditer(text):
