@@ -80,9 +80,18 @@ def verdict_of_step(row: Row) -> str:
 
 
 def mean(rows: list[Row], other: str) -> tuple[float, float | None, str]:
-    """Returns rows' geometric mean, what it is at most if that is known, and its verdict."""
+    """Returns rows' geometric mean, what it is at most if that is known, and its verdict.
+
+    A row whose least says nothing counts with the best that anybody took.
+    """
     found = statistics.geometric_mean(row[f"{other}_over_native"] for row in rows)
-    bests = [best for row in rows if (best := at_most(row, other)) is not None]
+    bests = [
+        best
+        if (best := at_most(row, other)) is not None
+        else max(1.0, row[f"{other}_over_native"], row[f"{other}_over_least"])
+        for row in rows
+        if f"{other}_over_least" in row
+    ]
     best = statistics.geometric_mean(bests) if len(bests) == len(rows) else None
     wanted = MEAN_AIMS.get(other)
     return found, best, "" if wanted is None else verdict(found, wanted, best)

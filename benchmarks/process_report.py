@@ -92,7 +92,9 @@ def markdown(results: dict[str, Any]) -> str:
                 cells.append(", ".join(map(str, row.get("line_ns", ()))))
                 cells += [row.get("lax_rounds", ""), row["rounds"], row["wrong"]]
                 lines.append(_line(*cells))
-    lines += ["", "## Aims", "", *_counts(rows), "", "### Missed", "", *_missed(rows)]
+    lines += ["", "## Aims", "", "A mean is at most that of the rows' own *at most*; a row whose "]
+    lines[-1] += "least says nothing counts with the best that anybody took."
+    lines += ["", *_counts(rows), "", "### Missed", "", *_missed(rows)]
     lines += _own_part_of_xla(rows)
     lines += ["", "## Geometric means and least ratios, all ops", ""]
     lines += ["| processes | how | against | up to 64 KiB | above | least | where |"]
