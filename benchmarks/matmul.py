@@ -133,7 +133,10 @@ def measure(kind: str, shape: Shape, most_rounds: int) -> dict[str, Any]:
     (path,) = (d.path for d in jaxcoll.explain(mapped["auto"], x, w).rows if d.op == kind)
     programs = {way: ft.partial(f, *operands.get(way, (x, w))) for way, f in mapped.items()}
     meet = ft.partial(on_all(lambda w: jaxcoll.all_reduce(w[0, :1], "x")), w)
-    results = {way: programs[way]() for way in ("native", "auto", *matmul_report.THEIRS)}
+    compared = ["native", "auto", *matmul_report.THEIRS]
+    if several() and not gathers:
+        compared.remove("two steps")  # Gloo's psum_scatter is wrong at times (jax#40830)
+    results = {way: programs[way]() for way in compared}
     shards = {way: [np.asarray(s.data) for s in y.addressable_shards] for way, y in results.items()}
     equal = all(
         np.array_equal(one, other)

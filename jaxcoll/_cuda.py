@@ -302,11 +302,11 @@ def reset(*, alone: bool) -> None:
     Unless the process is alone, programs are refused until `set_generation` says that all have
     come.
     """
+    if not alone:
+        set_generation(_BETWEEN)
     library = load()[0] if load.cache_info().currsize else None
     if library is not None:
         library.jaxcoll_cuda_reset()
-    if not alone:
-        set_generation(_BETWEEN)
 
 
 def set_generation(generation: int) -> None:
@@ -375,8 +375,9 @@ def _is_anyone_excused() -> int:
         return 0
 
 
-# The processes of this host, by number.
+# The processes of this host, by number; and those of the devices in groups that have connected.
 _pids: dict[int, int] = {}
+_process_of: dict[int, int] = {}
 
 
 def know(pids: Mapping[int, int]) -> None:
@@ -389,13 +390,12 @@ def gone(devices: Sequence[int]) -> str:
     """Returns which ranks were of processes that have ended, as errors name them, or nothing.
 
     Args:
-        devices: global ids, in rank order.
+        devices: global ids, in rank order, of a group that has connected.
     """
-    process_of = {device.id: device.process_index for device in jax.devices("cuda")}
     ranks: dict[int, list[int]] = {}
     for rank, device in enumerate(devices):
-        if device in process_of:
-            ranks.setdefault(process_of[device], []).append(rank)
+        if device in _process_of:
+            ranks.setdefault(_process_of[device], []).append(rank)
     return ", ".join(
         f"rank {', '.join(map(str, ranks[process]))} (process {process}, pid {pid}, gone)"
         for process, pid in sorted(_pids.items())
@@ -465,7 +465,7 @@ def exchange(
 
     Args:
         devices: global ids, in rank order.
-        generation: how often communicators were made anew.
+        generation: of the communicators, see `set_generation`.
         number: of the round; those that belong together from a multiple of 16 on.
         rows: of one size, for each device; filled in where it is another process's.
     """
@@ -475,6 +475,7 @@ def exchange(
     process_of = {device.id: device.process_index for device in jax.devices("cuda")}
     if missing := [device for device in devices if device not in process_of]:
         return f"JAX has no devices {missing}"
+    _process_of.update(process_of)
     me, _ = _compat.process_id_and_count()
     rows_of: dict[int, list[memoryview]] = {}
     for device, row in zip(devices, rows, strict=True):
@@ -502,13 +503,14 @@ def _said_by(process: int, client: Any, key: str, until: float) -> str:
         JaxRuntimeError: it has not come in time.
         ProcessLookupError: it has ended.
     """
+    pid = _pids.get(process)
     while True:
         left_s = until - time.monotonic()
+        ends = pid is not None and has_ended(pid)  # what it has said before is there
         try:
             return client.blocking_key_value_get(key, max(1, int(1000 * min(left_s, _LOOK_S))))
         except jax.errors.JaxRuntimeError as error:
-            pid = _pids.get(process)
-            if pid is not None and has_ended(pid):
+            if ends:
                 raise ProcessLookupError(f"process {process} (pid {pid}) has ended") from None
             if left_s <= _LOOK_S or "DEADLINE_EXCEEDED" not in str(error):
                 raise
@@ -543,7 +545,8 @@ def _ask(
                 if number % _ROUNDS
                 else f"has not begun a program with a {call} over them"
             )
-            return said, f"process {process} {has_not} within {limit_s:g} s ({error})"
+            why = "" if "DEADLINE_EXCEEDED" in str(error) else f" ({error})"
+            return said, f"process {process} {has_not} within {limit_s:g} s{why}"
         if said[process].startswith(_GAVE_UP):
             return said, f"process {process} {said[process]}"
     return said, None

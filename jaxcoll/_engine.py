@@ -178,8 +178,8 @@ def _start(board: Board, core: Any, here: Sequence[int]) -> None:
     _state.copy_costs = agreed_costs([answers[process][1] for process in here])
     if may_read and len(here) > 1 and math.isinf(_state.copy_costs[-1]):
         logger.info(
-            "jaxcoll: all copies between processes go through shared memory: how fast they are "
-            "read was not measured (a process came late, or windows are small)."
+            "jaxcoll: copies between processes go through shared memory: how fast they are read "
+            "was not measured (a process came late, or windows are small)."
         )
     core.start(may_read, _state.copy_costs)
 

@@ -65,12 +65,16 @@ std::optional<LateCall> CallWatch::Look(const Libraries& libraries, std::int64_t
     }
     if (oldest_begun_ns_ == 0 && libraries.runtime.event_query(slot.begun) != kCudaErrorNotReady) {
       oldest_begun_ns_ = now_ns;
+      oldest_wait_ns_ = now_ns;
     }
     if (oldest_begun_ns_ == 0) {
       return std::nullopt;
     }
-    return LateCall{
-        .site = slot.site, .waited_ns = now_ns - oldest_begun_ns_, .is_first = slot.is_first};
+    return LateCall{.site = slot.site,
+                    .waited_ns = now_ns - oldest_wait_ns_,
+                    .is_first = slot.is_first,
+                    .open_ns = now_ns - oldest_begun_ns_,
+                    .number = call};
   }
   return std::nullopt;
 }

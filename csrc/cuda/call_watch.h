@@ -19,6 +19,8 @@ struct LateCall {
   std::uint64_t site;
   std::int64_t waited_ns;  ///< since it was first seen to have begun, or was excused
   bool is_first;           ///< of its site
+  std::int64_t open_ns;    ///< since it was first seen to have begun, whoever was excused
+  std::size_t number;      ///< of the seat's calls
 };
 
 /// Two events for each of the latest calls, made once. A call is late by the time since it began on
@@ -48,7 +50,7 @@ class CallWatch {
   /// From the watching thread: the oldest call, if it has begun and not ended.
   std::optional<LateCall> Look(const Libraries& libraries, std::int64_t now_ns);
   /// From there, too: its wait begins now.
-  void Excuse(std::int64_t now_ns) { oldest_begun_ns_ = now_ns; }
+  void Excuse(std::int64_t now_ns) { oldest_wait_ns_ = now_ns; }
 
   /// When the group has failed, before anything is aborted, which ends calls as well: those that
   /// have not ended by now have failed.
@@ -76,6 +78,7 @@ class CallWatch {
   std::atomic<std::size_t> num_ended_{0};  // who looks these: the slots between are in use
   std::mutex look_mutex_;                  // of who looks and who closes
   std::int64_t oldest_begun_ns_ = 0;       // when that was first seen to have begun; 0: not yet
+  std::int64_t oldest_wait_ns_ = 0;        // when its wait began: then, or when it was excused
 };
 
 }  // namespace jaxcoll::cuda

@@ -13,8 +13,8 @@ namespace {
 
 // Nobody asks for a reason to wait no longer than this.
 constexpr std::int64_t kNoExcuseNs = 100'000'000;
-// For so long nobody asks whether those who have not come have ended. Who ends after a call may be
-// gone before it ends elsewhere.
+// How long a call is open before anybody asks whether others have ended, and how long it is open
+// beside one that has: who has done its part of a call may end before the others.
 constexpr std::int64_t kGoneNs = 500'000'000;
 
 // As jaxcoll/diagnosis/records.py reads executions. Within a process meetings of the CPU engine
@@ -182,8 +182,8 @@ bool Clique::Look(std::int64_t now_ns, const Limits& limits) {
       continue;
     }
     const std::int64_t limit_ns = call->is_first ? limits.first_timeout_ns : limits.timeout_ns;
-    if (const std::string gone = GoneText(limits, call->waited_ns); !gone.empty()) {
-      cause = Internal(WaitText(call->site, call->waited_ns, {}, gone));
+    if (const std::string gone = GoneText(*seat, *call, now_ns, limits); !gone.empty()) {
+      cause = Internal(WaitText(call->site, call->open_ns, {}, gone));
       break;
     }
     if (limit_ns < 0 || call->waited_ns < std::min(limit_ns, kNoExcuseNs)) {
@@ -215,9 +215,19 @@ std::string Clique::MissingText() const {
          " have not begun a program with a collective over them";
 }
 
-std::string Clique::GoneText(const Limits& limits, std::int64_t waited_ns) const {
-  const bool asks = waited_ns >= kGoneNs && seats_.size() < devices_.size();
-  return asks && limits.gone != nullptr ? limits.gone(devices_) : "";
+std::string Clique::GoneText(Seat& seat, const LateCall& call, std::int64_t now_ns,
+                             const Limits& limits) const {
+  if (limits.gone == nullptr || seats_.size() == devices_.size() || call.open_ns < kGoneNs ||
+      now_ns - seat.gone_asked_ns < kGoneNs) {
+    return "";
+  }
+  if (!seat.gone.empty() && seat.gone_call == call.number) {
+    return seat.gone;
+  }
+  seat.gone = limits.gone(devices_);
+  seat.gone_call = call.number;
+  seat.gone_asked_ns = now_ns;
+  return "";
 }
 
 std::string Clique::LateText(const Seat& seat, const LateCall& call) const {

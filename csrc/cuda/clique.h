@@ -44,8 +44,8 @@ struct Surroundings {
   void (*notice)(const std::string& text) = nullptr;
   std::string (*site_text)(std::uint64_t site) = nullptr;
   /// Runs something on a thread of its own.
-  bool (*start)(std::function<void()> work) = nullptr;
-  bool traps = true;  ///< see cuda/failing.h
+  bool (*start)(std::function<void()> work) = nullptr;  ///< false: there is no thread
+  bool traps = true;                                    ///< see cuda/failing.h
   /// Of the kernels over peer memory; null: there is none, or they are turned off.
   const void* peer_image = nullptr;
   std::uint64_t host = 0;  ///< the same for processes that can share memory
@@ -72,6 +72,11 @@ struct Seat {
   PeerSeat* peers = nullptr;  ///< null: small sums are NCCL's, too
   std::mutex mutex;           ///< held while something is put on a stream through `comm`
   std::atomic<std::uint64_t> num_calls{0};  ///< begun
+
+  /// Of who looks at calls: which ranks were gone, in which call, and when that was asked.
+  std::string gone;
+  std::size_t gone_call = 0;
+  std::int64_t gone_asked_ns = 0;
 
   std::mutex occurrences_mutex;                                    ///< guards the following
   std::map<std::uint64_t, std::atomic<std::int64_t>> occurrences;  ///< calls begun, by site
@@ -191,8 +196,8 @@ class Clique : public std::enable_shared_from_this<Clique> {
   [[nodiscard]] std::vector<LocalRank> LocalRanks() const;
   Blocks& BlocksOf(std::size_t slot_bytes);
   Status MakeBlocks(Blocks& blocks, std::size_t slot_bytes);
-  /// Makes what the local ranks need, and tells the others whether they can take part.
-  Status Introduce(Rounds& rounds, NcclId& id);
+  /// Tells the others whether the local ranks can take part, and returns whether all can.
+  Status Introduce(Status status, Rounds& rounds, NcclId& id);
   Status ConnectLocal(Rounds& rounds, const NcclId& id, std::int64_t timeout_ns);
   [[nodiscard]] PeerMemory::Plan PeerPlan(std::int64_t timeout_ns) const;
   void GiveUp();
@@ -209,8 +214,9 @@ class Clique : public std::enable_shared_from_this<Clique> {
   /// Locks the communicators of all seats; none after GiveUp.
   [[nodiscard]] std::vector<std::unique_lock<std::mutex>> EnterAll() const;
   [[nodiscard]] std::string MissingText() const;
-  /// Which ranks are gone, of a call in another process's group that has waited long enough to ask.
-  [[nodiscard]] std::string GoneText(const Limits& limits, std::int64_t waited_ns) const;
+  /// Which ranks are gone for that long that the call would have ended if it could.
+  [[nodiscard]] std::string GoneText(Seat& seat, const LateCall& call, std::int64_t now_ns,
+                                     const Limits& limits) const;
   [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
 
   const Surroundings surroundings_;

@@ -35,12 +35,13 @@ struct Introduction {
 
 Status Clique::Connect(std::int64_t timeout_ns) {
   int before = 0;
+  Status status;
   if (const int error = libraries().runtime.get_device(&before); error != kCudaSuccess) {
-    return libraries().OfRuntime("cudaGetDevice", error);
+    status = libraries().OfRuntime("cudaGetDevice", error);
   }
   Rounds rounds(surroundings_.exchange, devices_, generation_, seats_.size());
   NcclId id;
-  Status status = Introduce(rounds, id);
+  status = Introduce(status.ok() ? MakeTools() : status, rounds, id);
   if (status.ok()) {
     status = ConnectLocal(rounds, id, timeout_ns);
   }
@@ -51,9 +52,8 @@ Status Clique::Connect(std::int64_t timeout_ns) {
   return status;
 }
 
-Status Clique::Introduce(Rounds& rounds, NcclId& id) {
+Status Clique::Introduce(Status status, Rounds& rounds, NcclId& id) {
   std::vector<Introduction> all(devices_.size());  // by rank
-  Status status = MakeTools();
   const bool has_root =
       std::any_of(seats_.begin(), seats_.end(), [](const auto& seat) { return seat->rank == 0; });
   if (status.ok() && has_root) {

@@ -1,11 +1,11 @@
 #include "cuda/engine.h"
 
-#include <algorithm>     // std::find, std::max, std::min
-#include <array>         // std::array
-#include <chrono>        // std::chrono
-#include <system_error>  // std::system_error
-#include <thread>        // std::this_thread, std::thread
-#include <utility>       // std::move
+#include <algorithm>  // std::find, std::max, std::min
+#include <array>      // std::array
+#include <chrono>     // std::chrono
+#include <exception>  // std::exception
+#include <thread>     // std::this_thread, std::thread
+#include <utility>    // std::move
 
 #include "core/clock.h"
 
@@ -56,8 +56,12 @@ std::int64_t Engine::IdOf(int ordinal) {
   return -1;
 }
 
-std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices) {
+std::shared_ptr<Clique> Engine::Find(const std::vector<std::int64_t>& devices,
+                                     std::optional<std::int64_t> generation) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (generation_ == kBetween || generation.value_or(generation_) != generation_) {
+    return nullptr;
+  }
   std::shared_ptr<Clique>& clique = cliques_[devices];
   if (clique == nullptr) {
     const Surroundings surroundings{.libraries = &libraries_,
@@ -96,7 +100,7 @@ void Engine::Reset() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     old.swap(cliques_);
-    generation_.fetch_add(1);
+    generation_ = generation_ == kBetween ? kBetween : generation_ + 1;
   }
   for (const auto& [devices, clique] : old) {
     clique->Fail(Internal("jaxcoll.reset() was called"), /*is_orderly=*/true);
@@ -110,6 +114,11 @@ void Engine::Reset() {
       std::this_thread::sleep_for(kAbortEvery);
     }
   }
+}
+
+void Engine::SetGeneration(std::int64_t generation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  generation_ = generation;
 }
 
 void Engine::Stop() {
@@ -142,12 +151,12 @@ void Engine::Watch() {
       }
     }
     for (const auto& clique : cliques) {
-      const bool has_failed = clique->Look(NowNs(), limits());
-      if (clique->ClaimsAbort()) {  // before Python is told, which may be busy for long
-        Abort(clique);
-      }
-      if (const auto report = callbacks().report; has_failed && report != nullptr) {
+      const auto report = callbacks().report;
+      if (clique->Look(NowNs(), limits()) && report != nullptr) {
         report(clique->Failure().message.c_str());
+      }
+      if (clique->ClaimsAbort()) {  // which ends calls: who waits for one then knows why
+        Abort(clique);
       }
     }
   }
@@ -174,7 +183,7 @@ bool Engine::Start(std::function<void()> work) {
       --engine.num_threads_;
       engine.thread_ended_.notify_all();
     }).detach();
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     return false;
   }
   ++engine.num_threads_;

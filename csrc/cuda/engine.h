@@ -9,6 +9,7 @@
 #include <map>                 // std::map
 #include <memory>              // std::shared_ptr
 #include <mutex>               // std::mutex
+#include <optional>            // std::optional
 #include <set>                 // std::set
 #include <span>                // std::span
 #include <string>              // std::string
@@ -72,20 +73,23 @@ class Engine {
   [[nodiscard]] std::set<int> LocalOf(const std::vector<std::vector<std::int64_t>>& groups);
   /// The global id of a local device, or -1.
   [[nodiscard]] std::int64_t IdOf(int ordinal);
-  /// The group of these devices, in rank order; made when it is first asked for.
-  std::shared_ptr<Clique> Find(const std::vector<std::int64_t>& devices);
+  /// The group of these devices, in rank order; made when it is first asked for. Null: the engine
+  /// is between two generations, or another one than the caller's has begun.
+  std::shared_ptr<Clique> Find(const std::vector<std::int64_t>& devices,
+                               std::optional<std::int64_t> generation = {});
 
-  /// Ends all communicators and forgets them, so that the next programs make new ones. All
-  /// processes of a job do so together. Those of a device that is stuck end later, if ever.
+  /// Ends all communicators and forgets them, so that the next programs make new ones, of the next
+  /// generation. All processes of a job do so together. Those of a device that is stuck end later,
+  /// if ever.
   void Reset();
-  /// In a job of several processes: the same number for those that have reset together; or
-  /// kBetween, where programs are refused since it is not known yet whether all have.
+  /// A generation in which programs are refused: not all processes of the job have reset yet.
   static constexpr std::int64_t kBetween = -2;
-  void SetGeneration(std::int64_t generation) { generation_.store(generation); }
+  /// In a job of several processes, whose generations have the same numbers.
+  void SetGeneration(std::int64_t generation);
   /// Ends the engine's threads, before the process ends: CUDA must not be called while it goes. One
   /// that is held up inside CUDA or NCCL is left to itself.
   void Stop();
-  /// Tells them apart.
+  /// Of communicators.
   [[nodiscard]] std::int64_t generation() const { return generation_.load(); }
 
   /// Calls put on streams so far, over all devices.

@@ -53,8 +53,8 @@ constexpr std::optional<NcclType> NcclTypeOf(DType dtype) {
 
 /// The reduction over `num_ranks`, or none. NCCL's mean multiplies by 1 / num_ranks before it adds:
 /// that is exact for powers of two alone, so other means are a sum and a division in the program.
-/// Half precision is rounded at every step: from three ranks on the program widens it before
-/// (jaxcoll/_nccl_types.py).
+/// Half precision is rounded at every step: from three ranks on the program widens it before, and
+/// for means of float16, whose small numbers can't be halved, of two (jaxcoll/_nccl_types.py).
 constexpr std::optional<Reduction> ReductionOf(DType dtype, ReduceOp op, std::size_t num_ranks) {
   const bool is_complex = dtype == DType::kC64 || dtype == DType::kC128;
   if (is_complex) {

@@ -52,7 +52,10 @@ Status Site::Enter(Place& place, int ordinal) {
       start_ = std::make_shared<LocalMeeting>(engine_.LocalOf(groups_));
       first_calls_.clear();
     }
-    const std::shared_ptr<Clique> clique = engine_.Find(group);
+    const std::shared_ptr<Clique> clique = engine_.Find(group, generation);
+    if (clique == nullptr) {
+      return Internal(Engine::SiteText(id_) + ": jaxcoll.reset() was called meanwhile");
+    }
     std::shared_ptr<FirstCall>& first_call = first_calls_[clique.get()];
     if (first_call == nullptr) {
       first_call = std::make_shared<FirstCall>(engine_.LocalOf({group}));

@@ -57,7 +57,8 @@ struct RouteOptions {
 /// processes of a group go through the same phases and rounds; immutable.
 ///
 /// Results are the same bits as those of the same Work in one process: reductions add in the order
-/// of the ranks, wherever these are. But for matmuls, whose parts a BLAS adds up in its own order.
+/// of the ranks, wherever these are. Matmuls are an exception: a BLAS adds up in an order of its
+/// own.
 class Route : public Pooled {
  public:
   Route() = default;

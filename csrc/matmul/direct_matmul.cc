@@ -25,7 +25,18 @@ std::size_t PartRows(const MatmulLayout& layout) {
 }  // namespace
 
 DirectMatmul::DirectMatmul(const MatmulLayout& layout, const Membership& members)
-    : layout_(layout), members_(members), part_rows_(PartRows(layout)) {}
+    : layout_(layout),
+      members_(members),
+      part_rows_(PartRows(layout)),
+      num_parts_((layout.rows + part_rows_ - 1) / part_rows_) {}
+
+MatmulPart DirectMatmul::Part(std::size_t i) const {
+  const std::size_t begin = i * part_rows_;
+  return {.begin = begin,
+          .count = std::min(part_rows_, layout_.rows - begin),
+          .first = 0,
+          .width = layout_.inner};
+}
 
 bool DirectMatmul::Suits(const MatmulLayout& layout) {
   return layout.kind == MatmulKind::kGatherRows && !layout.x_is_transposed &&
@@ -44,11 +55,11 @@ bool DirectMatmul::Run(std::size_t phase, std::size_t /*round*/, const Buffers& 
 }
 
 void DirectMatmul::Meanwhile(std::size_t /*round*/, const Buffers& local) const {
-  const MatmulPart all{.begin = 0, .count = layout_.rows, .first = 0, .width = layout_.inner};
   for (std::size_t t = 0; t < local.num_ranks; ++t) {
-    for (std::size_t j = 0; j < local.num_ranks; ++j) {
-      MultiplyPart(layout_, all, members_.my_ranks()[j], members_.my_ranks()[t], local.operands[j],
-                   local.operands[local.num_ranks + t], local.results[t], false);
+    for (std::size_t i = 0; i < local.num_ranks * num_parts_; ++i) {
+      const std::size_t j = i / num_parts_;
+      MultiplyPart(layout_, Part(i % num_parts_), members_.my_ranks()[j], members_.my_ranks()[t],
+                   local.operands[j], local.operands[local.num_ranks + t], local.results[t], false);
     }
   }
 }
@@ -64,12 +75,9 @@ bool DirectMatmul::Take(std::size_t /*round*/, std::size_t process, const Buffer
     const std::byte* x = nullptr;
     std::memcpy(static_cast<void*>(&x),
                 processes.windows[process] + members_.position(source) * sizeof(x), sizeof(x));
-    for (std::size_t begin = 0; begin < layout_.rows; begin += part_rows_) {
-      const MatmulPart part{.begin = begin,
-                            .count = std::min(part_rows_, layout_.rows - begin),
-                            .first = 0,
-                            .width = layout_.inner};
-      if (!ReadPeer(processes.pids[process], rows, x + begin * row_bytes,
+    for (std::size_t i = 0; i < num_parts_; ++i) {
+      const MatmulPart part = Part(i);
+      if (!ReadPeer(processes.pids[process], rows, x + part.begin * row_bytes,
                     {.rows = 1, .bytes = part.count * row_bytes, .from_step = 0, .to_step = 0})) {
         return false;
       }

@@ -10,7 +10,8 @@ namespace jaxcoll {
 
 /// Three phases, one round: leave the addresses of x, read and multiply, wait until all have read
 /// (host/direct_route.h). A process multiplies its own blocks meanwhile, and those of others as
-/// they come, some rows at a time, which it copies once.
+/// they come, some rows at a time, which it copies once; its own in the same parts, since a BLAS
+/// may add up in another order where it has fewer rows.
 class DirectMatmul final : public Route {
  public:
   DirectMatmul(const MatmulLayout& layout, const Membership& members);
@@ -30,9 +31,12 @@ class DirectMatmul final : public Route {
                           const Processes& processes) const override;
 
  private:
+  [[nodiscard]] MatmulPart Part(std::size_t i) const;
+
   const MatmulLayout layout_;
   const Membership& members_;
   const std::size_t part_rows_;
+  const std::size_t num_parts_;
 };
 
 }  // namespace jaxcoll

@@ -12,8 +12,9 @@ namespace jaxcoll {
 /// others multiply it where it lies. Scattering kinds: a process multiplies what others get and
 /// leaves the products, the others add them up. Each sum is in rank order, with kGatherInner in
 /// each part. With kGatherRows there are none: a process's own blocks are multiplied at once, the
-/// others' as they come, in the same parts: equal operands give equal bits on all ranks. So is the own product of scattering kinds where there are two ranks, whose
-/// terms may be added in any order: the BLAS takes less time for a whole one.
+/// others' as they come. So is the own product of scattering kinds where there are two ranks, whose
+/// terms may be added in any order: the BLAS takes less time for a whole one. What is gathered is
+/// multiplied in the same parts everywhere, so that equal operands give equal bits on all ranks.
 class MatmulRoute final : public Route {
  public:
   MatmulRoute(const MatmulLayout& layout, const Membership& members, std::size_t window_bytes);

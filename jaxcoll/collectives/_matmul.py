@@ -426,7 +426,8 @@ def _suits_the_blas(
 def _is_mostly_communication(primitive: Primitive, of_x: Any, of_w: Any, p: int) -> bool:
     """Tells whether few multiplications are made with what travels, and of enough rows.
 
-    In one process: there one call writes no gathered x and no products to scatter.
+    In one process: there one call writes no gathered x and no products to scatter, of which large
+    ones are fresh memory.
     """
     rows, (inner, columns) = of_x.shape[1], of_w.shape
     if primitive is gather_p:
@@ -436,7 +437,10 @@ def _is_mostly_communication(primitive: Primitive, of_x: Any, of_w: Any, p: int)
 
 
 def _saves_a_large_buffer(primitive: Primitive, of_x: Any, of_w: Any, p: int) -> bool:
-    """The same across processes, where one call copies, too, but has no buffer of fresh memory."""
+    """Tells whether two steps would have fresh memory between them, and few multiplications.
+
+    What counts across processes, where one call copies, too; and of sums in one process.
+    """
     (batch, rows, _), (inner, columns) = of_x.shape, of_w.shape
     size = wide(of_x, of_w).itemsize
     if primitive is gather_p:

@@ -284,6 +284,26 @@ void FirstRunsAreWaitedForAsCompilationsAre(Context& context) {
 
 std::atomic<bool> is_excused{false};
 
+void NothingRunsBetweenGenerations(Context& context) {
+  Engine& engine = OpenEngine();
+  const std::int64_t generation = engine.generation();
+  const auto old = SiteOf(SmallGather(1), 1);
+  AllSucceed(context, {old->Initialize(0, nullptr)});
+  engine.SetGeneration(Engine::kBetween);
+  for (int tries = 0; tries < 2; ++tries) {  // of a reset that fails, and is made again
+    engine.Reset();
+    context.Expect(engine.generation() == Engine::kBetween, "a reset goes on until all have come");
+    const auto site = SiteOf(SmallGather(1), 1);
+    for (Site* const each : {old.get(), site.get()}) {
+      ExpectInAll(context, {each->Initialize(0, nullptr)}, "has not come to its end");
+    }
+    context.Expect(engine.Find(Devices(1)) == nullptr, "there is no group");
+  }
+  engine.SetGeneration(generation + 5);
+  AllSucceed(context, {old->Initialize(0, nullptr)});
+  context.Expect(engine.Find(Devices(1), generation) == nullptr, "of an earlier one neither");
+}
+
 void WhoHasAnExcuseIsWaitedFor(Context& context) {
   Engine& engine = OpenEngine();
   Pair pair;
@@ -375,6 +395,7 @@ const Suite suite(
         {"CallsThatNcclHoldsUpAreLate", CallsThatNcclHoldsUpAreLate},
         {"ConnectingIsInterrupted", ConnectingIsInterrupted},
         {"FirstRunsAreWaitedForAsCompilationsAre", FirstRunsAreWaitedForAsCompilationsAre},
+        {"NothingRunsBetweenGenerations", NothingRunsBetweenGenerations},
         {"WhoHasAnExcuseIsWaitedFor", WhoHasAnExcuseIsWaitedFor},
         {"MakingCommunicatorsIsInterrupted", MakingCommunicatorsIsInterrupted},
         {"ErrorsOfNcclAreNoticed", ErrorsOfNcclAreNoticed},

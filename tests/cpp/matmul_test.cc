@@ -556,7 +556,7 @@ void LargeBlocksAreMultipliedAsTheyCome(Context& context) {
   SetBlas({.sgemm = &CountingGemm, .dgemm = &Gemm<double>});
   num_products = 0;
   RunRanks(context, p, [&](std::size_t rank) -> Program {
-    while (rank == 2 && num_products < 2 * (1 + 2)) {
+    while (rank == 2 && num_products < 2 * (2 + 2)) {
       std::this_thread::yield();
     }
     const void* const operands[] = {xs[rank].data(), all.operands[p + rank]};
@@ -565,7 +565,7 @@ void LargeBlocksAreMultipliedAsTheyCome(Context& context) {
     Check(result.ok, "the call succeeds");
     std::fill(xs[rank].begin(), xs[rank].end(), 1e6F);
   });
-  context.Expect(num_products == 3 * (1 + 2 * 2), "each part is multiplied once by each rank");
+  context.Expect(num_products == 3 * (3 * 2), "each part is multiplied once by each rank");
   ranks.Check(context, Text(layout));
   SetBlas({.sgemm = &Gemm<float>, .dgemm = &Gemm<double>});
 }

@@ -41,7 +41,7 @@ def test_one_op_of_each_kind(processes: int, devices: int):
 @needs_native
 @pytest.mark.parametrize(
     ("processes", "devices"),
-    [(2, 1), pytest.param(2, 2, marks=full), pytest.param(4, 1, marks=full)],
+    [(2, 2), pytest.param(2, 1, marks=full), pytest.param(4, 1, marks=full)],
 )
 def test_sums_are_added_in_rank_order(processes: int, devices: int):
     lines = run_job("rank_order.py", processes=processes, devices=devices)

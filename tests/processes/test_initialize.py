@@ -338,7 +338,11 @@ print("sum", int(jax.jit(f)()), jaxcoll.explain(f).rows[0].path)
 def joined(*environments: dict[str, str]) -> list[tuple[int, str, str]]:
     """Runs a process in each of the environments; returns their ends, outputs and errors."""
     processes = [start(JOINS, JAX_PLATFORMS="cpu", **of) for of in environments]
-    ended = [process.communicate(timeout=100) for process in processes]
+    try:
+        ended = [process.communicate(timeout=100) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     return [(p.returncode, *of) for p, of in zip(processes, ended, strict=True)]
 
 
