@@ -90,7 +90,7 @@ Status Clique::Join(int ordinal, Stream stream, const Limits& limits) {
     }
     lock.lock();
     if (failure_.ok()) {
-      failure_ = connected;
+      failure_ = std::move(connected);
     }
     if (!failure_.ok()) {
       GiveUp();
