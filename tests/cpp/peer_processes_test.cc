@@ -182,7 +182,11 @@ class Job {
                 notices.push_back(text);
               },
           .site_text = [](std::uint64_t site) { return "site " + std::to_string(site); },
-          .start = [](std::function<void()> work) { std::thread(std::move(work)).detach(); },
+          .start =
+              [](std::function<void()> work) {
+                std::thread(std::move(work)).detach();
+                return true;
+              },
           .peer_image = kImage,
           .host = 1};
       options_.change(surroundings);
