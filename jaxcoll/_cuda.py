@@ -501,7 +501,7 @@ def _said_by(process: int, client: Any, key: str, until: float) -> str:
 
     Raises:
         JaxRuntimeError: it has not come in time.
-        ProcessLookupError: it has ended.
+        RuntimeError: it has ended.
     """
     pid = _pids.get(process)
     while True:
@@ -511,7 +511,7 @@ def _said_by(process: int, client: Any, key: str, until: float) -> str:
             return client.blocking_key_value_get(key, max(1, int(1000 * min(left_s, _LOOK_S))))
         except jax.errors.JaxRuntimeError as error:
             if ends:
-                raise ProcessLookupError(f"process {process} (pid {pid}) has ended") from None
+                raise RuntimeError(f"process {process} (pid {pid}) has ended") from None
             if left_s <= _LOOK_S or "DEADLINE_EXCEEDED" not in str(error):
                 raise
 
@@ -535,8 +535,6 @@ def _ask(
     for process in processes:
         try:
             said[process] = _said_by(process, client, key % process, until)
-        except ProcessLookupError as error:
-            return said, str(error)
         except jax.errors.JaxRuntimeError as error:
             what = "communicators" if number < _ROUNDS else "windows"
             call = "collective" if number < _ROUNDS else "collective matmul"
@@ -547,6 +545,8 @@ def _ask(
             )
             why = "" if "DEADLINE_EXCEEDED" in str(error) else f" ({error})"
             return said, f"process {process} {has_not} within {limit_s:g} s{why}"
+        except RuntimeError as error:
+            return said, str(error)
         if said[process].startswith(_GAVE_UP):
             return said, f"process {process} {said[process]}"
     return said, None
