@@ -26,7 +26,7 @@ def _id(job: Job) -> str:
     return f"{job.ranks} ranks, {job.runs} runs, {job.helpers} helpers, {faults}"
 
 
-@pytest.mark.parametrize("job", [*JOBS, pytest.param(LARGE, marks=pytest.mark.full)], ids=_id)
+@pytest.mark.parametrize("job", [*JOBS, pytest.param(LARGE, marks=pytest.mark.long)], ids=_id)
 def test_every_order_of_steps_ends_right(job: Job):
     assert job.explored() > 100
 
