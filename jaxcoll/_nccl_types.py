@@ -32,8 +32,8 @@ def carried(dtype: str, op: str, ranks: int) -> Carried | str:
     As csrc/cuda/reductions.h: NCCL's mean multiplies by 1 / ranks before it adds, which is exact
     for powers of two alone, and there not for the smallest numbers, which float16 alone has where
     gradients are. NCCL rounds half precision at every step, and so twice from three ranks on. Both
-    travel as float32. NCCL's max and min of floats drop NaN, XLA's don't; NaN
-    is the first or last of the integers that travel instead.
+    travel as float32. NCCL's max and min of floats drop NaN, XLA's don't; NaN is the first or last
+    of the integers that travel instead.
     """
     if op in ("and", "or") and dtype != "bool":
         return f"NCCL has no bitwise {op!r}"

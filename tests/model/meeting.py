@@ -281,11 +281,8 @@ def _left(state: State, i: int, outcome: str) -> State:
     """The rank hears of its call's end, and goes on to its next run."""
     thread = state.threads[i]
     outcomes = (*thread.outcomes, outcome)
-    return _with(
-        state,
-        i,
-        **{"at": "comes", "run": thread.run + 1, "is_inside": False, "outcomes": outcomes},
-    )
+    new = {"at": "comes", "run": thread.run + 1, "is_inside": False, "outcomes": outcomes}
+    return _with(state, i, **new)
 
 
 def _helped(state: State, ranks: int) -> State:
