@@ -26,18 +26,13 @@ WITH_FAULTS = [
     Job(processes=3, calls=2, routes=("from 0", "ring"), faults=1, kinds=frozenset({"crash"})),
 ]
 # With the most orders of steps.
+ANY = frozenset({"crash", "stop", "deadline"})
 LARGE = [
-    Job(processes=3, calls=3),
     Job(processes=3, calls=4, routes=("ring",)),
-    Job(processes=3, calls=3, routes=("direct ring", "ring")),
-    Job(processes=3, calls=2, faults=1, kinds=frozenset({"stop", "deadline"})),
-    Job(
-        processes=3,
-        calls=2,
-        routes=("direct ring", "from 1"),
-        faults=1,
-        kinds=frozenset({"stop", "deadline"}),
-    ),
+    Job(processes=3, calls=3, faults=1, kinds=ANY),
+    Job(processes=3, calls=3, routes=("direct ring", "ring"), faults=1, kinds=ANY),
+    Job(processes=3, calls=3, routes=("direct ring", "from 1"), faults=1, kinds=ANY),
+    Job(processes=3, calls=3, routes=("from 0", "all", "from 1"), faults=1, kinds=ANY),
 ]
 
 
