@@ -454,6 +454,18 @@ NB_MODULE(_core, m) {
       },
       "Whether another process of this host compiles, or has said that it pauses.");
   m.def(
+      "absent",
+      [](const std::vector<std::int64_t>& processes, std::uint64_t group, std::uint64_t site,
+         std::int64_t execution) {
+        const std::shared_ptr<Session> session = Job::Get().session();
+        return session == nullptr ? std::string()
+                                  : AbsentText(*session, processes, group, site, execution);
+      },
+      nb::call_guard<nb::gil_scoped_release>(), nb::arg("processes"), nb::arg("group"),
+      nb::arg("site"), nb::arg("execution"),
+      "Which ranks of other processes of this host have not made a call on their GPUs, and what "
+      "they do, as errors say it; by the process of each rank.");
+  m.def(
       "await_failure",
       [](double seconds) { return Witness::Get().AwaitFailure(Nanoseconds(seconds)); },
       nb::call_guard<nb::gil_scoped_release>(), nb::arg("seconds"),

@@ -152,6 +152,11 @@ def is_anyone_excused() -> bool:
     Whether another process of this host compiles, or has said that it pauses.
     """
 
+def absent(processes: Sequence[int], group: int, site: int, execution: int) -> str:
+    """
+    Which ranks of other processes of this host have not made a call on their GPUs, and what they do, as errors say it; by the process of each rank.
+    """
+
 def await_failure(seconds: float) -> bool:
     """
     Waits until a call has failed, whose error is held back for a look, or for so long. For the thread that looks; whether it is to go on.

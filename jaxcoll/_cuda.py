@@ -52,7 +52,18 @@ _EXCHANGE = ctypes.CFUNCTYPE(
 _SITE_TEXT = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
 _IS_ANYONE_EXCUSED = ctypes.CFUNCTYPE(ctypes.c_int)
 _GONE = ctypes.CFUNCTYPE(
-    None, ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t
+    None,
+    *(ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t, ctypes.c_int64),
+    *(ctypes.c_void_p, ctypes.c_size_t),
+)
+_ABSENT = ctypes.CFUNCTYPE(
+    None,
+    *(ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t),
+    *(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64),
+    *(ctypes.c_void_p, ctypes.c_size_t),
+)
+_TELL = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t, ctypes.c_int64, ctypes.c_char_p
 )
 _SAY = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
@@ -146,7 +157,7 @@ def _opened(
     library.jaxcoll_cuda_set_peers(os.environ.get("JAXCOLL_CUDA_PEERS", "1") != "0")
     library.jaxcoll_cuda_set_host(int.from_bytes(hashlib.sha256(host().encode()).digest()[:8]))
     library.jaxcoll_cuda_set_callbacks(
-        _exchange, _site_text, _is_anyone_excused, _gone, _report, _notice
+        _exchange, _site_text, _is_anyone_excused, _gone, _absent, _tell, _report, _notice
     )
     if _generation is not None:
         library.jaxcoll_cuda_set_generation(_generation)
@@ -170,7 +181,10 @@ def _declare(library: ctypes.CDLL) -> None:
             None,
             [ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int32), size],
         ),
-        "set_callbacks": (None, [_EXCHANGE, _SITE_TEXT, _IS_ANYONE_EXCUSED, _GONE, _SAY, _SAY]),
+        "set_callbacks": (
+            None,
+            [_EXCHANGE, _SITE_TEXT, _IS_ANYONE_EXCUSED, _GONE, _ABSENT, _TELL, _SAY, _SAY],
+        ),
         "set_recorder": (None, [pointer] * 4),
         "set_timeout": (None, [ctypes.c_int64]),
         "set_compile_timeout": (None, [ctypes.c_int64]),
@@ -357,13 +371,20 @@ def _site_text(site: int, to: int, size: int) -> None:
     _write(_sites.get(site, ""), to, size)
 
 
-# Who tells whether another process compiles or pauses, see `ask_for_excuses`.
+# Who tells of the other processes of this host, see `ask`.
 _excuses: list[Callable[[], bool]] = []
+_absentees: list[Callable[[list[int], int, int, int], str]] = []
 
 
-def ask_for_excuses(is_anyone_excused: Callable[[], bool]) -> None:
-    """Has the engine ask that before a group fails because a rank does not come."""
+def ask(
+    is_anyone_excused: Callable[[], bool], absent: Callable[[list[int], int, int, int], str]
+) -> None:
+    """Has the engine ask, when a rank does not come, who has a reason, and who it is.
+
+    Both are the extension's (`_core.pyi`).
+    """
     _excuses.append(is_anyone_excused)
+    _absentees.append(absent)
 
 
 @_IS_ANYONE_EXCUSED
@@ -386,29 +407,78 @@ def know(pids: Mapping[int, int]) -> None:
     _pids.update(pids)
 
 
-def gone(devices: Sequence[int]) -> str:
-    """Returns which ranks were of processes that have ended, as errors name them, or nothing.
+def gone(devices: Sequence[int], generation: int) -> str:
+    """Returns which ranks will not come, as errors name them, or nothing.
+
+    Of processes that have ended, or in which the group has failed; in lines of their own, why.
 
     Args:
         devices: global ids, in rank order, of a group that has connected.
+        generation: of its communicators.
     """
     ranks: dict[int, list[int]] = {}
     for rank, device in enumerate(devices):
         if device in _process_of:
             ranks.setdefault(_process_of[device], []).append(rank)
-    return ", ".join(
-        f"rank {', '.join(map(str, ranks[process]))} (process {process}, pid {pid}, gone)"
-        for process, pid in sorted(_pids.items())
-        if process in ranks and has_ended(pid)
-    )
+    me, _ = _compat.process_id_and_count()
+    client = _compat.distributed_client()
+    names, lines = [], []
+    for process in sorted(set(ranks) - {me}):
+        pid = _pids.get(process)
+        listed = ", ".join(map(str, ranks[process]))
+        here = "" if pid is None else f", pid {pid}"
+        if pid is not None and has_ended(pid):
+            names.append(f"rank {listed} (process {process}{here}, gone)")
+        elif client is not None and (why := _failure_of(process, client, devices, generation)):
+            names.append(f"rank {listed} (process {process}{here}, failed)")
+            lines += [f"  rank {rank}: {why}" for rank in ranks[process]]
+    return "\n".join([", ".join(names), *lines])
+
+
+def _key(devices: Sequence[int], generation: int) -> str:
+    """Returns what the keys of a group begin with."""
+    group = hashlib.sha256(repr(list(devices)).encode()).hexdigest()[:16]
+    return f"jaxcoll/cuda/{generation}/{group}"
+
+
+def _failure_of(process: int, client: Any, devices: Sequence[int], generation: int) -> str | None:
+    """Returns why a group has failed in another process, in one line, or None."""
+    try:
+        said = client.key_value_try_get(f"{_key(devices, generation)}/failed/{process}")
+    except jax.errors.JaxRuntimeError:  # there is no such key
+        return None
+    return said.splitlines()[0]
 
 
 @_GONE
-def _gone(devices: Any, count: int, to: int, size: int) -> None:
+def _gone(devices: Any, count: int, generation: int, to: int, size: int) -> None:
     try:
-        _write(gone([devices[i] for i in range(count)]), to, size)
+        _write(gone([devices[i] for i in range(count)], generation), to, size)
     except Exception:  # none may leave a function that C calls
         logger.exception("jaxcoll: whether anyone is gone")
+
+
+@_ABSENT
+def _absent(
+    devices: Any, count: int, group: int, site: int, execution: int, to: int, size: int
+) -> None:
+    try:
+        processes = [_process_of.get(devices[i], -1) for i in range(count)]
+        said = (absent(processes, group, site, execution) for absent in _absentees)
+        _write(next((text for text in said if text), ""), to, size)
+    except Exception:  # none may leave a function that C calls
+        logger.exception("jaxcoll: who has not come")
+
+
+@_TELL
+def _tell(devices: Any, count: int, generation: int, text: bytes) -> None:
+    try:
+        me, _ = _compat.process_id_and_count()
+        key = f"{_key([devices[i] for i in range(count)], generation)}/failed/{me}"
+        if (client := _compat.distributed_client()) is not None:
+            client.key_value_set(key, text.decode(errors="replace"))
+    except Exception:  # none may leave a function that C calls
+        logger.exception("jaxcoll: that a group has failed")
 
 
 @_SAY
@@ -480,8 +550,7 @@ def exchange(
     rows_of: dict[int, list[memoryview]] = {}
     for device, row in zip(devices, rows, strict=True):
         rows_of.setdefault(process_of[device], []).append(row)
-    group = hashlib.sha256(repr(list(devices)).encode()).hexdigest()[:16]
-    key = f"jaxcoll/cuda/{generation}/{group}"
+    key = _key(devices, generation)
     client.key_value_set(f"{key}/{number}/{me}", b"".join(rows_of[me]).hex())
     said, problem = _ask(
         client, f"{key}/{number}/%d", sorted(set(rows_of) - {me}), number, _limit_s(number)

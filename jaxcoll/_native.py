@@ -77,7 +77,7 @@ def _connect_gpu(library: ctypes.CDLL) -> None:
     """Has the engine for GPUs know what the extension does."""
     core, _ = _load()
     if core is not None:
-        _cuda.ask_for_excuses(core.is_anyone_excused)
+        _cuda.ask(core.is_anyone_excused, core.absent)
         _cuda.record(library, core.recorder())
 
 

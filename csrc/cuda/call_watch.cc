@@ -74,7 +74,8 @@ std::optional<LateCall> CallWatch::Look(const Libraries& libraries, std::int64_t
                     .waited_ns = now_ns - oldest_wait_ns_,
                     .is_first = slot.is_first,
                     .open_ns = now_ns - oldest_begun_ns_,
-                    .number = call};
+                    .number = call,
+                    .execution = slot.recorded.execution()};
   }
   return std::nullopt;
 }

@@ -21,6 +21,7 @@ struct LateCall {
   bool is_first;           ///< of its site
   std::int64_t open_ns;    ///< since it was first seen to have begun, whoever was excused
   std::size_t number;      ///< of the seat's calls
+  std::int64_t execution;  ///< see RecordedCall
 };
 
 /// Two events for each of the latest calls, made once. A call is late by the time since it began on

@@ -192,7 +192,7 @@ bool Clique::Look(std::int64_t now_ns, const Limits& limits) {
     if (limits.is_anyone_excused != nullptr && limits.is_anyone_excused()) {
       seat->watch.Excuse(now_ns);
     } else if (call->waited_ns >= limit_ns) {
-      cause = DeadlineExceeded(LateText(*seat, *call));
+      cause = DeadlineExceeded(LateText(*seat, *call, limits));
       break;
     }
   }
@@ -217,20 +217,20 @@ std::string Clique::MissingText() const {
 
 std::string Clique::GoneText(Seat& seat, const LateCall& call, std::int64_t now_ns,
                              const Limits& limits) const {
-  if (limits.gone == nullptr || seats_.size() == devices_.size() || call.open_ns < kGoneNs ||
+  if (limits.gone == nullptr || !is_shared() || call.open_ns < kGoneNs ||
       now_ns - seat.gone_asked_ns < kGoneNs) {
     return "";
   }
   if (!seat.gone.empty() && seat.gone_call == call.number) {
     return seat.gone;
   }
-  seat.gone = limits.gone(devices_);
+  seat.gone = limits.gone(devices_, generation_);
   seat.gone_call = call.number;
   seat.gone_asked_ns = now_ns;
   return "";
 }
 
-std::string Clique::LateText(const Seat& seat, const LateCall& call) const {
+std::string Clique::LateText(const Seat& seat, const LateCall& call, const Limits& limits) const {
   std::set<int> late;
   for (const auto& other : seats_) {
     if (other->num_calls.load(std::memory_order_relaxed) <
@@ -238,15 +238,18 @@ std::string Clique::LateText(const Seat& seat, const LateCall& call) const {
       late.insert(other->ordinal);
     }
   }
-  return WaitText(call.site, call.waited_ns, late);
+  const bool are_others = late.empty() && is_shared() && limits.absent != nullptr;
+  return WaitText(call.site, call.waited_ns, late,
+                  are_others ? limits.absent(devices_, group_id_, call.site, call.execution) : "");
 }
 
 // In the form of csrc/host's, which jaxcoll/diagnosis/errors.py reads.
 std::string Clique::WaitText(std::uint64_t site, std::int64_t waited_ns, const std::set<int>& late,
-                             const std::string& gone) const {
+                             const std::string& others) const {
   std::string of_arrived;
   std::string of_late;
-  std::string doing;
+  const std::string names = others.substr(0, others.find('\n'));
+  std::string doing = others.substr(names.size());
   std::vector<std::int64_t> elsewhere = devices_;
   for (const auto& seat : seats_) {
     std::erase(elsewhere, devices_[seat->rank]);
@@ -259,7 +262,7 @@ std::string Clique::WaitText(std::uint64_t site, std::int64_t waited_ns, const s
     }
   }
   return surroundings_.site_text(site) + ": waited " + SecondsText(waited_ns) +
-         (!gone.empty()  ? " for " + gone
+         (!names.empty() ? " for " + names
           : late.empty() ? " for other processes, devices " + Listed(elsewhere)
                          : " for rank " + of_late) +
          "; arrived: " + of_arrived + DumpText() + doing;

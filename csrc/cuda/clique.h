@@ -56,8 +56,12 @@ struct Limits {
   std::int64_t timeout_ns = -1;
   std::int64_t first_timeout_ns = -1;     ///< of the first call of a site: others may compile it
   bool (*is_anyone_excused)() = nullptr;  ///< one who compiles or pauses; may be null
-  /// Which ranks of these devices were of processes that have ended, or nothing; may be null.
-  std::string (*gone)(const std::vector<std::int64_t>& devices) = nullptr;
+  /// Which ranks of these devices won't come, as their processes have ended or failed, or nothing;
+  /// may be null.
+  std::string (*gone)(const std::vector<std::int64_t>& devices, std::int64_t generation) = nullptr;
+  /// Which ranks of other processes have not made a call, or nothing; may be null.
+  std::string (*absent)(const std::vector<std::int64_t>& devices, std::uint64_t group,
+                        std::uint64_t site, std::int64_t execution) = nullptr;
 };
 
 /// One local device in a group.
@@ -169,11 +173,15 @@ class Clique : public std::enable_shared_from_this<Clique> {
   [[nodiscard]] bool is_ended() const { return num_ended_.load() == seats_.size(); }
 
   /// What a call says when it has waited for these local devices, CUDA's numbers; where there are
-  /// none, for other processes.
+  /// none, for ranks of other processes: `others`, who may be followed by lines of what they do.
   [[nodiscard]] std::string WaitText(std::uint64_t site, std::int64_t waited_ns,
-                                     const std::set<int>& late, const std::string& gone = "") const;
+                                     const std::set<int>& late,
+                                     const std::string& others = "") const;
 
   [[nodiscard]] const std::vector<std::int64_t>& devices() const { return devices_; }
+  [[nodiscard]] std::int64_t generation() const { return generation_; }
+  /// Whether there are ranks of other processes.
+  [[nodiscard]] bool is_shared() const { return seats_.size() != devices_.size(); }
   [[nodiscard]] bool is_ready() const { return state_.load() == State::kReady; }
   /// Of a group that is ready: why its small sums are NCCL's, or nothing.
   [[nodiscard]] const std::string& peer_problem() const { return peers_.problem(); }
@@ -217,7 +225,8 @@ class Clique : public std::enable_shared_from_this<Clique> {
   /// Which ranks are gone for that long that the call would have ended if it could.
   [[nodiscard]] std::string GoneText(Seat& seat, const LateCall& call, std::int64_t now_ns,
                                      const Limits& limits) const;
-  [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call) const;
+  [[nodiscard]] std::string LateText(const Seat& seat, const LateCall& call,
+                                     const Limits& limits) const;
 
   const Surroundings surroundings_;
   const std::vector<std::int64_t> devices_;

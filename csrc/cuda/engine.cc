@@ -13,6 +13,7 @@ namespace jaxcoll::cuda {
 namespace {
 
 constexpr std::size_t kTextBytes = 4096;
+constexpr std::size_t kStacksBytes = 65536;
 constexpr auto kWatchEvery = std::chrono::milliseconds(50);
 constexpr auto kAbortEvery = std::chrono::milliseconds(5);
 // NCCL ends a communicator in some milliseconds, unless the device is stuck.
@@ -157,6 +158,10 @@ void Engine::Watch() {
       }
       if (clique->ClaimsAbort()) {  // which ends calls: who waits for one then knows why
         Abort(clique);
+        if (const auto tell = callbacks().tell; tell != nullptr && clique->is_shared()) {
+          tell(clique->devices().data(), clique->devices().size(), clique->generation(),
+               clique->Failure().message.c_str());
+        }
       }
     }
   }
@@ -197,14 +202,27 @@ Limits Engine::limits() const {
   return {.timeout_ns = timeout_ns,
           .first_timeout_ns = has_none ? -1 : std::max(timeout_ns, compile_timeout_ns),
           .is_anyone_excused = &Engine::IsAnyoneExcused,
-          .gone = &Engine::Gone};
+          .gone = &Engine::Gone,
+          .absent = &Engine::Absent};
 }
 
-std::string Engine::Gone(const std::vector<std::int64_t>& devices) {
+std::string Engine::Gone(const std::vector<std::int64_t>& devices, std::int64_t generation) {
   const Callbacks callbacks = Get().callbacks();
   std::array<char, kTextBytes> text{};
   if (callbacks.gone != nullptr) {
-    callbacks.gone(devices.data(), devices.size(), text.data(), text.size());
+    callbacks.gone(devices.data(), devices.size(), generation, text.data(), text.size());
+    text.back() = '\0';
+  }
+  return text.data();
+}
+
+std::string Engine::Absent(const std::vector<std::int64_t>& devices, std::uint64_t group,
+                           std::uint64_t site, std::int64_t execution) {
+  const Callbacks callbacks = Get().callbacks();
+  std::vector<char> text(kStacksBytes);
+  if (callbacks.absent != nullptr) {
+    callbacks.absent(devices.data(), devices.size(), group, site, execution, text.data(),
+                     text.size());
     text.back() = '\0';
   }
   return text.data();

@@ -33,9 +33,18 @@ struct Callbacks {
   void (*site_text)(std::uint64_t site, char* text, std::size_t bytes) = nullptr;
   /// Whether another process compiles, or has said that it pauses; 0 or 1.
   int (*is_anyone_excused)() = nullptr;
-  /// Which ranks of a group were of processes that have ended, as errors name them, or nothing.
-  void (*gone)(const std::int64_t* devices, std::size_t num_devices, char* text,
-               std::size_t bytes) = nullptr;
+  /// Which ranks of a group were of processes that have ended, or in which it has failed, as errors
+  /// name them, or nothing.
+  void (*gone)(const std::int64_t* devices, std::size_t num_devices, std::int64_t generation,
+               char* text, std::size_t bytes) = nullptr;
+  /// Which ranks of other processes have not made a call, as far as that is known; and in lines of
+  /// their own what they do.
+  void (*absent)(const std::int64_t* devices, std::size_t num_devices, std::uint64_t group,
+                 std::uint64_t site, std::int64_t execution, char* text,
+                 std::size_t bytes) = nullptr;
+  /// A group of several processes has failed in this one.
+  void (*tell)(const std::int64_t* devices, std::size_t num_devices, std::int64_t generation,
+               const char* text) = nullptr;
   /// A group has failed.
   void (*report)(const char* text) = nullptr;
   /// Something is not as expected, and goes on.
@@ -104,7 +113,9 @@ class Engine {
   [[nodiscard]] Callbacks callbacks() const;
   void Watch();
   static bool IsAnyoneExcused();
-  static std::string Gone(const std::vector<std::int64_t>& devices);
+  static std::string Gone(const std::vector<std::int64_t>& devices, std::int64_t generation);
+  static std::string Absent(const std::vector<std::int64_t>& devices, std::uint64_t group,
+                            std::uint64_t site, std::int64_t execution);
   /// Of a group that has failed, on a thread for each local device, as this may wait for them.
   void Abort(const std::shared_ptr<Clique>& clique);
   /// On a thread that Stop knows. False: the system has no more threads.

@@ -18,7 +18,8 @@ RecorderFunctions& Functions() {
 
 void SetRecorder(const RecorderFunctions& functions) { Functions() = functions; }
 
-RecordedCall::RecordedCall(const RecordedStart& start) : device_(start.device) {
+RecordedCall::RecordedCall(const RecordedStart& start)
+    : device_(start.device), execution_(start.execution) {
   if (Functions().begin != nullptr) {
     sequence_ = Functions().begin(start.device, start.site, start.group, start.rank,
                                   start.execution, start.run, start.iteration, NowNs());

@@ -40,6 +40,9 @@ class RecordedCall {
   RecordedCall() = default;
   explicit RecordedCall(const RecordedStart& start);
 
+  /// As RecordedStart::execution.
+  [[nodiscard]] std::int64_t execution() const { return execution_; }
+
   /// The device has done it, as somebody sees now. The last of these two counts.
   void End() const;
   /// What it computes is lost.
@@ -47,6 +50,7 @@ class RecordedCall {
 
  private:
   std::int64_t device_ = 0;
+  std::int64_t execution_ = 0;
   std::uint64_t sequence_ = 0;  // 0: it is not recorded
 };
 

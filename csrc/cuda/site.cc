@@ -118,6 +118,9 @@ Status Site::Start(Place& place, int ordinal, const Status& prepared) {
                                      ", which are not ready for the program's first run");
            }});
   place.is_ready = status.ok();
+  if (!status.ok() && place.clique->is_shared()) {
+    place.clique->Fail(status);  // the others wait for its first call
+  }
   return status;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>  // std::max, std::min
 #include <map>        // std::map
 #include <mutex>      // std::mutex
+#include <optional>   // std::nullopt, std::optional
 #include <utility>    // std::move
 #include <vector>     // std::vector
 
@@ -41,6 +42,25 @@ std::int64_t LastEnd(const BlackBox& box) {
     }
   }
   return last_ns;
+}
+
+// Whether a rank has made a call; nothing where its record would be gone by now.
+std::optional<bool> HasMade(const std::vector<CallRecord>& records, std::int64_t rank,
+                            std::uint64_t group, std::uint64_t site, std::int64_t execution) {
+  bool are_all_kept = true;
+  bool is_one_before_kept = false;
+  std::optional<std::int64_t> device;
+  for (const CallRecord& record : records) {
+    are_all_kept = are_all_kept && (record.device == device || record.sequence == 1);
+    device = record.device;
+    if (record.group == group && record.site == site && record.rank == rank) {
+      if (record.execution >= execution) {
+        return true;
+      }
+      is_one_before_kept = true;
+    }
+  }
+  return are_all_kept || is_one_before_kept ? std::optional<bool>(false) : std::nullopt;
 }
 
 std::string Indented(const std::string& lines, const std::string& by) {
@@ -165,6 +185,44 @@ std::string PythonText(const BlackBox& box, std::int64_t now_ns) {
     return text + "; no Python code of the user's runs";
   }
   return text + "; Python stack, " + SecondsText(now_ns - told.at_ns) + " ago:" + stack;
+}
+
+std::string AbsentText(const Session& session, const std::vector<std::int64_t>& processes,
+                       std::uint64_t group, std::uint64_t site, std::int64_t execution) {
+  std::string names;
+  std::string doing;
+  for (std::size_t seat = 0; seat < session.processes().size(); ++seat) {
+    const BlackBox* const box = session.box(seat);
+    if (seat == session.seat() || box == nullptr) {
+      continue;
+    }
+    const std::vector<CallRecord> records = RecordsIn(*box);
+    std::vector<std::int64_t> absent;
+    for (std::size_t rank = 0; rank < processes.size(); ++rank) {
+      const auto number = static_cast<std::int64_t>(rank);
+      if (processes[rank] == session.processes()[seat] &&
+          !HasMade(records, number, group, site, execution).value_or(true)) {
+        absent.push_back(number);
+      }
+    }
+    if (absent.empty()) {
+      continue;
+    }
+    if (session.WhereIs(seat, NowNs()).state == "running") {
+      box->AskForStack();
+    }
+    const RanksThere there = FindRanks(*box, group, site, execution);
+    std::string ranks;
+    for (const std::int64_t rank : absent) {
+      ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+      doing +=
+          "\n  rank " + std::to_string(rank) + ": " + LastCallOfRank(*box, there, rank, NowNs());
+    }
+    names +=
+        (names.empty() ? "rank " : ", rank ") + ranks + " (" + ProcessText(session, seat) + ")";
+    doing += PythonText(*box, NowNs());
+  }
+  return names + doing;
 }
 
 std::string ProcessText(const Session& session, std::size_t seat) {

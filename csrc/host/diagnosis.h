@@ -38,6 +38,14 @@ std::string LastCallOfRank(const BlackBox& box, const RanksThere& ranks, std::in
 /// nobody looks after it.
 std::string PythonText(const BlackBox& box, std::int64_t now_ns);
 
+/// Of a call that only the callers themselves record, as those on GPUs: the ranks of other
+/// processes of this host that have not made it, as errors name them, and, in lines of their own,
+/// what these do. Empty where all have made it, or it can't be told.
+///
+/// `processes`: of each rank, in the job.
+std::string AbsentText(const Session& session, const std::vector<std::int64_t>& processes,
+                       std::uint64_t group, std::uint64_t site, std::int64_t execution);
+
 /// As in "process 2, pid 4711, stopped".
 std::string ProcessText(const Session& session, std::size_t seat);
 

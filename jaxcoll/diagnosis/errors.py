@@ -46,7 +46,8 @@ class MissingRank:
         process: its process, as `jax.process_index()` counts; None in a job of one process.
         pid: that process's id; None in a job of one process.
         state: `running`, `stopped`, `leaving` or `ended` (its program came to its end), `gone`
-            (it was killed, say) or `not there yet`; `running` in a job of one process.
+            (it was killed, say), `failed` (on GPUs: its part of the group has) or `not there yet`;
+            `running` in a job of one process.
         last_call: the call that it waits in, and the one that it has ended last, as a text; empty
             where not known.
     """

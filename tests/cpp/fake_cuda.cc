@@ -207,6 +207,7 @@ std::atomic<int> nccl_version{[] {
 }()};
 std::atomic<bool> holds_aborts{false};
 std::atomic<bool> stalls_all{false};
+std::atomic<int> async_error_of_all{0};
 std::atomic<bool> forces_non_blocking{false};
 std::atomic<bool> holds_records{false};
 std::atomic<int> far_device{-1};
@@ -491,6 +492,9 @@ EXPORT const char* fake_cuda_take_log() {
 
 /// The next look at a communicator finds this error.
 EXPORT void fake_cuda_set_async_error(ncclComm* comm, int error) { comm->async_error = error; }
+
+/// The same for any communicator.
+EXPORT void fake_cuda_set_async_error_of_all(int error) { async_error_of_all = error; }
 
 /// Calls of a communicator are never put on a stream.
 EXPORT void fake_cuda_stall(ncclComm* comm) { comm->is_stalled = true; }
@@ -897,7 +901,7 @@ EXPORT int ncclCommRevoke(ncclComm* comm, int flags) {
 }
 EXPORT int ncclCommGetAsyncError(ncclComm* comm, int* error) {
   Enter(comm);
-  const int failed = comm->async_error;
+  const int failed = async_error_of_all != 0 ? async_error_of_all.load() : comm->async_error.load();
   *error = failed == 0 && comm->num_pending > 0 ? kNcclInProgress : failed;
   --comm->num_inside;
   return 0;

@@ -978,6 +978,13 @@ MUTANTS = [
         ("cuda_failing", "OneThatDoesNotCallIsNamed"),
     ),
     Mutant(
+        "who has not come is named though it is another process's",
+        "csrc/cuda/clique.cc",
+        "  const bool are_others = late.empty() && is_shared() && limits.absent != nullptr;",
+        "  const bool are_others = false;",
+        ("peer_processes", "WhoDiesInASumIsNoticed"),
+    ),
+    Mutant(
         "a device waits for the others that load their kernels",
         "csrc/cuda/site.cc",
         "  Status status = place.start->Arrive(\n      ordinal, prepared,",

@@ -438,7 +438,14 @@ void WhoDiesInASumIsNoticed(Context& context) {
                                  return sum.Enqueue(libraries, seat, stream, {&from, 1}, {&to, 1});
                                });
     // As the engine's watch.
-    while (!clique.Look(NowNs(), {.timeout_ns = 200'000'000, .first_timeout_ns = 200'000'000})) {
+    Limits limits{.timeout_ns = 200'000'000, .first_timeout_ns = 200'000'000};
+    if (rank == 1) {
+      limits.absent = [](const std::vector<std::int64_t>& devices, std::uint64_t /*group*/,
+                         std::uint64_t /*site*/, std::int64_t /*execution*/) {
+        return "rank 2 of " + std::to_string(devices.size()) + "\n  rank 2: no call";
+      };
+    }
+    while (!clique.Look(NowNs(), limits)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     Abort(clique);
@@ -448,6 +455,8 @@ void WhoDiesInASumIsNoticed(Context& context) {
   context.Expect(errors[0] != 0 && errors[1] != 0, "what waits for the streams gets an error");
   ExpectInAll(context, {job.CliqueOf(0).Failure()},
               "site 7: waited 0.2 s for other processes, devices 41, 42");
+  ExpectInAll(context, {job.CliqueOf(1).Failure()},
+              "site 7: waited 0.2 s for rank 2 of 3; arrived: 1 (device 41)\n  rank 2: no call");
 }
 
 // ---- Blocks -------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 KIND: `sums`: all dtypes, and after a reset; `blocks`: collective matmuls; `refused`: the last
 process can't map the others' memory; `late`, `late for a block` and `killed`: the last process
-stays away from a call, or dies before it; `reset`: the last process comes late to `jaxcoll.reset`;
-`unable`: it can't make what a rank needs.
+stays away from a call, or dies before it; `failed`: its group fails before it; `reset`: the last
+process comes late to `jaxcoll.reset`; `unable`: it can't make what a rank needs.
 """
 
 import ctypes
@@ -105,11 +105,11 @@ def _wait() -> None:
 def _stay_away(
     log: Log,
     leave: Callable[[], None] = _wait,
-    multiplies: bool = False,
+    f: Callable[[Any], Any] | None = None,
     limit_s: float = LIMIT_S,
 ) -> None:
     del log
-    program = _program(_product if multiplies else _total)
+    program = _program(f or _total)
     for _ in range(2):  # the first time has another limit
         _run(program)
     jaxcoll.config.timeout_s = limit_s
@@ -129,11 +129,22 @@ def _stay_away(
 
 
 def _stay_away_from_a_block(log: Log) -> None:
-    _stay_away(log, multiplies=True)
+    _stay_away(log, f=_product)
 
 
 def _die(log: Log) -> None:
     _stay_away(log, lambda: os.kill(os.getpid(), signal.SIGKILL), limit_s=60)
+
+
+def _fail_alone(log: Log) -> None:
+    """NCCL finds an error of the last process, which makes the call no more."""
+
+    def fail() -> None:
+        engine: Any = _cuda.load()[0]
+        engine.fake.fake_cuda_set_async_error_of_all(6)
+        _wait()
+
+    _stay_away(log, fail, limit_s=60)
 
 
 def _fail_together(log: Log) -> None:
@@ -174,6 +185,7 @@ _KINDS = {
     "late": _stay_away,
     "late for a block": _stay_away_from_a_block,
     "killed": _die,
+    "failed": _fail_alone,
     "reset": _reset_again,
     "unable": _fail_together,
 }

@@ -84,10 +84,28 @@ def test_one_that_is_killed_is_named_long_before_the_limit(run: Run):
 
 
 @pytest.mark.slow
+def test_one_in_which_the_group_fails_is_named_long_before_the_limit(run: Run):
+    """The others could wait for it on their devices until then."""
+    lines = run("failed", 2, expect=None)[0]
+    (raised,) = (line for line in lines if line.startswith("raised after "))
+    named = r'all_reduce over "x" of .*: waited \d\.\d s for rank 1 \(process 1, pid \d+, failed\)'
+    assert re.search(rf"^raised after [1-9] s: .*{named}", raised), raised
+    why = r"^  rank 1: devices 0, 2048, rank 1: communication: fake NCCL error \(NCCL error 6\)"
+    assert any(re.search(why, line) for line in lines), lines
+    assert "missing: [(1, 'failed')]" in lines
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["late", pytest.param("late for a block", marks=pytest.mark.full)])
 def test_one_that_does_not_come_is_named(kind: str, run: Run):
     lines = run(kind, 2, expect=None)[0]
     (raised,) = (line for line in lines if line.startswith("raised after "))
     op = "all_gather_matmul" if kind == "late for a block" else "all_reduce"
-    named = rf'{op} over "x" of .*: waited 1\.\d s for other processes, devices 2048'
+    named = rf'{op} over "x" of .*: waited 1\.\d s for rank 1 \(process 1, pid \d+, running\)'
     assert re.search(rf"^raised after [1-4] s: .*{named}", raised), raised
+    did = rf"^  rank 1: last call, ended \d\.\d s ago: {op} over "
+    assert any(re.search(did, line) for line in lines), lines
+    assert any(re.match(r"    File .*job_sums\.py., line \d+, in _wait", line) for line in lines), (
+        lines
+    )
+    assert "missing: [(1, 'running')]" in lines

@@ -84,12 +84,17 @@ JAXCOLL_EXPORT void jaxcoll_cuda_set_callbacks(
     int (*exchange)(const std::int64_t*, std::size_t, std::int64_t, std::int64_t, void*,
                     std::size_t, char*, std::size_t),
     void (*site_text)(std::uint64_t, char*, std::size_t), int (*is_anyone_excused)(),
-    void (*gone)(const std::int64_t*, std::size_t, char*, std::size_t), void (*report)(const char*),
-    void (*notice)(const char*)) {
+    void (*gone)(const std::int64_t*, std::size_t, std::int64_t, char*, std::size_t),
+    void (*absent)(const std::int64_t*, std::size_t, std::uint64_t, std::uint64_t, std::int64_t,
+                   char*, std::size_t),
+    void (*tell)(const std::int64_t*, std::size_t, std::int64_t, const char*),
+    void (*report)(const char*), void (*notice)(const char*)) {
   Engine::Get().SetCallbacks({.exchange = exchange,
                               .site_text = site_text,
                               .is_anyone_excused = is_anyone_excused,
                               .gone = gone,
+                              .absent = absent,
+                              .tell = tell,
                               .report = report,
                               .notice = notice});
 }
