@@ -9,7 +9,7 @@ pairing and a slot that is used again too early both show.
 A direct call leaves an address; what is read there is the other's own buffer, which stays until
 the other has ended its call, with a result or an error.
 
-A process may crash, stop and go on later, or give up at a deadline while it waits. A rule can be
+A process may crash, stop and go on later, or give up at a deadline, at any step. A rule can be
 switched off, to see that the check misses it.
 """
 
@@ -209,6 +209,9 @@ class Job:
                 yield f"{i} goes on", _with(state, i, stopped=False)
                 continue
             yield from self._own_steps(state, i, process)
+            if "deadline" in self.kinds and process.call < self.calls and not state.failed:
+                ended = _with(state, i, end=ERROR)
+                yield f"{i} gives up", dataclasses.replace(ended, failed=True)
             if state.faults < self.faults:
                 more = dataclasses.replace(state, faults=state.faults + 1)
                 if "crash" in self.kinds:
@@ -349,8 +352,6 @@ class Job:
         gone = any(process.end == CRASHED for process in state.processes)
         if gone and "death is noticed" not in self.without:
             yield f"{i} sees that another is gone", failed
-        if "deadline" in self.kinds:
-            yield f"{i} gives up", failed
 
     # ---- Looks at the others ---------------------------------------------------------------------
 

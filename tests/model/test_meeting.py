@@ -14,6 +14,7 @@ JOBS = [
     Job(ranks=3, runs=2, helpers=0, early=True, deadlines=1),
     Job(ranks=3, runs=2, helpers=0, early=True, cores=1),
     Job(ranks=2, runs=3, early=True, deadlines=1),
+    Job(ranks=3, runs=1, early=True, deadlines=1),
     Job(ranks=2, runs=2, chunks=3, helpers=2),
 ]
 # With the most orders of steps.

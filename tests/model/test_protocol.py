@@ -17,20 +17,29 @@ NO_FAULTS = [
     Job(processes=2, calls=4, routes=("direct from 0", "from 1", "from 1")),
     Job(processes=2, calls=3, routes=("direct all", "from 0")),
 ]
+CRASH = frozenset({"crash"})
 WITH_FAULTS = [
-    Job(processes=2, calls=3, faults=1, kinds=frozenset({"crash"})),
-    Job(processes=3, calls=2, faults=1, kinds=frozenset({"crash"})),
+    Job(processes=2, calls=3, faults=1, kinds=CRASH),
+    Job(processes=3, calls=2, faults=1, kinds=CRASH),
     Job(processes=2, calls=3, faults=1, kinds=frozenset({"stop", "deadline"})),
     Job(processes=2, calls=2, rounds=3, faults=1, kinds=frozenset({"crash", "stop", "deadline"})),
-    Job(processes=2, calls=4, routes=("from 0",), faults=1, kinds=frozenset({"crash"})),
-    Job(processes=3, calls=2, routes=("from 0", "ring"), faults=1, kinds=frozenset({"crash"})),
+    Job(processes=2, calls=4, routes=("from 0",), faults=1, kinds=CRASH),
+    Job(processes=3, calls=2, routes=("from 0", "ring"), faults=1, kinds=CRASH),
 ]
-# With the most orders of steps.
+# With the most orders of steps. Where a process may give up, no state is one in which all wait for
+# ever: each of these jobs is explored without deadlines, too.
 ANY = frozenset({"crash", "stop", "deadline"})
 LARGE = [
     Job(processes=3, calls=4, routes=("ring",)),
+    Job(processes=3, calls=3),
+    Job(processes=3, calls=3, faults=1, kinds=CRASH),
+    Job(processes=3, calls=3, faults=1, kinds=frozenset({"stop"})),
     Job(processes=3, calls=3, faults=1, kinds=ANY),
+    Job(processes=3, calls=3, routes=("direct ring", "ring")),
+    Job(processes=3, calls=3, routes=("direct ring", "ring"), faults=1, kinds=CRASH),
     Job(processes=3, calls=3, routes=("direct ring", "ring"), faults=1, kinds=ANY),
+]
+LARGEST = [
     Job(processes=3, calls=3, routes=("direct ring", "from 1"), faults=1, kinds=ANY),
     Job(processes=3, calls=3, routes=("from 0", "all", "from 1"), faults=1, kinds=ANY),
 ]
@@ -48,7 +57,12 @@ def _id(job: Job) -> str:
 
 @pytest.mark.parametrize(
     "job",
-    [*NO_FAULTS, *WITH_FAULTS, *(pytest.param(job, marks=pytest.mark.full) for job in LARGE)],
+    [
+        *NO_FAULTS,
+        *WITH_FAULTS,
+        *(pytest.param(job, marks=pytest.mark.full) for job in LARGE),
+        *(pytest.param(job, marks=pytest.mark.long) for job in LARGEST),
+    ],
     ids=_id,
 )
 def test_every_order_of_steps_ends_right(job: Job):
@@ -64,7 +78,7 @@ LONG = {"failure before result"}
 )
 def test_each_rule_is_needed(rule: str):
     broken = []
-    for job in [*NO_FAULTS, *WITH_FAULTS, *LARGE]:
+    for job in [*NO_FAULTS, *WITH_FAULTS, *LARGE, *LARGEST]:
         try:
             run(dataclasses.replace(job, without=frozenset({rule})))
         except ViolationError as violation:
