@@ -24,12 +24,18 @@ LABELS = {"lax": "jax.lax on Gloo", "mpi4jax": "mpi4jax on Open MPI", "native": 
 def pooled(jobs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns the rows of several jobs as one: medians, and sums of what was counted.
 
-    A row of one job depends on where its processes' memory and cores happen to lie.
+    A row of one job depends on where its processes' memory and cores happen to lie: of more than
+    two, the jobs' own ratios stand beside their medians.
     """
-    return [
-        {name: _pooled(name, [row[name] for row in of if name in row]) for name in of[0]}
-        for of in zip(*jobs, strict=True)
-    ]
+    rows = []
+    for of in zip(*jobs, strict=True):
+        row = {name: _pooled(name, [row[name] for row in of if name in row]) for name in of[0]}
+        if len(of) > 2:
+            for ratio in (*(f"{other}_over_native" for other in OTHERS), "native_over_least"):
+                if ratio in row:
+                    row[f"{ratio}_by_job"] = [of_job[ratio] for of_job in of]
+        rows.append(row)
+    return rows
 
 
 def _pooled(name: str, values: list[Any]) -> Any:
@@ -95,7 +101,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines += ["", "## Aims", "", "A mean is at most that of the rows' own *at most*; a row whose "]
     lines[-1] += "least says nothing counts with the best that anybody took."
     lines += ["", *_counts(rows), "", "### Missed", "", *_missed(rows)]
-    lines += _own_part_of_xla(rows)
+    lines += [*_by_job(rows), *_own_part_of_xla(rows)]
     lines += ["", "## Geometric means and least ratios, all ops", ""]
     lines += ["| processes | how | against | up to 64 KiB | above | least | where |"]
     lines += ["|--:|---|---|--:|--:|--:|---|"]
@@ -103,7 +109,8 @@ def markdown(results: dict[str, Any]) -> str:
         for how in ("chained", "single"):
             for other in ("lax", "mpi4jax"):
                 lines += _summary(rows, processes, how, other)
-    lines += ["", "## A data-parallel training step", "", *step_lines(results["train_step"])]
+    if steps := results["train_step"]:
+        lines += ["", "## A data-parallel training step", "", *step_lines(steps)]
     return "\n".join(lines) + "\n"
 
 
@@ -167,6 +174,20 @@ def _missed(rows: list[dict[str, Any]]) -> list[str]:
                 cells += [row[f"{other}_over_native"], _text(at_most(row, other))]
                 cells += [_text(aim(row, other)), row.get("native_over_least", ""), said]
                 lines.append(_line(*cells))
+    return lines
+
+
+def _by_job(rows: list[dict[str, Any]]) -> list[str]:
+    names = [f"{other}_over_native_by_job" for other in OTHERS] + ["native_over_least_by_job"]
+    chosen = [row for row in rows if row["how"] == "chained" and any(n in row for n in names)]
+    if not chosen:
+        return []
+    lines = ["", "### Chained, by job", ""]
+    lines += ["| processes | op | bytes per rank | lax/ours | mpi4jax/ours | jaxcoll/least |"]
+    lines += ["|--:|---|--:|---|---|---|"]
+    for row in chosen:
+        cells = [row["processes"], row["op"], size_text(row["bytes"])]
+        lines.append(_line(*cells, *(", ".join(map(str, row.get(n, ()))) for n in names)))
     return lines
 
 

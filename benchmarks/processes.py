@@ -2,6 +2,8 @@
 
     python benchmarks/processes.py [--processes 2,4] [--ops all_reduce,...] [--sizes 256,4096,...]
 
+With `--ops` nothing else is measured; without, a training step, too.
+
 Without mpi4jax, which is an extra of the benchmarks (`pip install mpi4jax`, Open MPI), its columns
 stay empty; so do those of the least that a call can take (bare_chains.py) without a compiler. All
 variants alternate in one job, one device a process: first with Gloo, then without it, in more
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="jobs, of which rows are medians")
     parser.add_argument("--no-lax", action="store_true", help="leave out Gloo, which takes longest")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for results")
+    parser.add_argument("--name", default="processes", help="of the results, before the machine's")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -66,7 +69,7 @@ def main() -> None:
         "train_step": steps,
         "command": " ".join(["python benchmarks/processes.py", *sys.argv[1:]]),
     }
-    write(results, arguments.out)
+    write(results, arguments.out / f"{arguments.name}_{machine(head)}")
     if wrong := sum(row["wrong"] for row in rows):
         sys.exit(f"{wrong} wrong elements")
 
@@ -119,7 +122,7 @@ def measure_here(arguments: argparse.Namespace) -> None:
             if jax.process_index() == 0:
                 for row in found:
                     print(text(row), flush=True)
-    steps = train_step.run(arguments.budget)
+    steps = [] if arguments.ops else train_step.run(arguments.budget)
     if jax.process_index() == 0:
         arguments.child.write_text(json.dumps({"processes": rows, "train_step": steps}))
 
@@ -299,10 +302,9 @@ def text(row: dict[str, Any]) -> str:
     return "  ".join(parts) + (f"  {row['wrong']} WRONG" if row["wrong"] else "")
 
 
-def write(results: dict[str, Any], folder: Path) -> None:
+def write(results: dict[str, Any], stem: Path) -> None:
     import process_report
 
-    stem = folder / f"processes_{machine(results['environment'])}"
     table = process_report.markdown(results)
     print(table)
     Path(f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n")
