@@ -350,9 +350,9 @@ def depends_on_places(primitive: Primitive) -> None:
         _compat.lower_for_devices([primitive])
 
 
-def other_pids() -> list[int]:
-    """Returns the pids of the other processes of this host that are known."""
-    return [pid for pid in _state.pids.values() if pid != os.getpid()]
+def other_pids() -> dict[int, int]:
+    """Returns the pids of the other processes of this host that are known, by process."""
+    return {process: pid for process, pid in _state.pids.items() if pid != os.getpid()}
 
 
 def knows_hosts() -> bool:

@@ -22,6 +22,8 @@ from jaxcoll._processes import expected_devices, jax_has_started, prepare
 _LEAVE_S = 300.0
 # What a process may take from saying that it leaves until it needs the service no more.
 _LAST_WORDS_S = 2.0
+# Of the keys of those that leave.
+_LEFT = "jaxcoll/left/"
 
 _done = False
 _leaves_at_once = False
@@ -88,6 +90,11 @@ def _join() -> None:
         if problem := _compat.distributed_problem():
             logger.warning("%s: collectives across processes are lax's", problem)
         elif _compat.process_id_and_count()[1] > 1:
+            if "JAXCOLL_COORDINATOR" not in os.environ:
+                logger.info(
+                    "jaxcoll.initialize(): process 0 has JAX's coordination service: if it dies, "
+                    "JAX ends the others. `jaxcoll run` keeps the service in its own process."
+                )
             _engine.attach()
     _done = True
 
@@ -197,7 +204,7 @@ def _refuse_if_started(reason: str) -> None:
 
 def _await_last_words(count: int) -> None:
     """Waits until the others, which have said that they leave, have also told JAX's service."""
-    others = _engine.other_pids()
+    others = _engine.other_pids().values()
     until = time.monotonic() + _LAST_WORDS_S
     while time.monotonic() < until and not all(map(has_ended, others)):
         time.sleep(0.01)
@@ -213,11 +220,14 @@ def _let_others_end() -> None:
     me, count = _compat.process_id_and_count()
     client = _compat.distributed_client()
     try:
-        client.key_value_set(f"jaxcoll/left/{me}", "", allow_overwrite=True)
+        client.key_value_set(f"{_LEFT}{me}", "", allow_overwrite=True)
         deadline = time.monotonic() + (0.0 if me or _leaves_at_once else _LEAVE_S)
         wait_s = 0.01
         while time.monotonic() < deadline:
-            if len(client.key_value_dir_get("jaxcoll/left/")) >= count:
+            left = {int(key.rpartition("/")[2]) for key, _ in client.key_value_dir_get(_LEFT)}
+            # Who was killed says nothing.
+            left |= {other for other, pid in _engine.other_pids().items() if has_ended(pid)}
+            if len(left) >= count:
                 _await_last_words(count)
                 return
             time.sleep(wait_s)

@@ -1,6 +1,8 @@
 """On a JAX without the private names that we use, everything runs on lax, and says so."""
 
 import importlib
+import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -57,7 +59,7 @@ def test_a_jaxlib_without_the_service_that_the_launcher_runs(monkeypatch: pytest
 
 
 # Whatever of _compat is still used fails, as if JAX had nothing of it.
-UNKNOWN = """
+FORGET = """
     import logging
     logging.basicConfig(format="LOG %(message)s")
     import types
@@ -71,7 +73,10 @@ UNKNOWN = """
         if isinstance(value, types.FunctionType) and value.__module__ == "jaxcoll._compat":
             setattr(_compat, name, missing)
     _compat.problem = lambda: "jax 99 is not known to this version of jaxcoll (x is missing)"
-
+"""
+UNKNOWN = (
+    FORGET
+    + """
     jaxcoll.simulate_cpu_devices(4)
     import jax
     import jax.numpy as jnp
@@ -122,6 +127,7 @@ UNKNOWN = """
             body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
         )
 """
+)
 
 
 def run(script: str) -> str:
@@ -208,3 +214,73 @@ def test_native_is_refused_and_everything_says_why():
     assert "NOT REFUSED" not in said
     assert "EXPLAINED no collectives could be listed" in said
     assert "OFF jax 99 is not known" in said
+
+
+SCATTERS = (
+    FORGET
+    + """
+    import sys
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    jax.distributed.initialize(sys.argv[1], 4, int(sys.argv[2]))
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+
+    def check(f, xs, expected):
+        x = jax.make_array_from_callback(xs.shape, sharding, lambda at: xs[at])
+        program = jax.jit(jax.shard_map(lambda x: f(x[0])[None], mesh=mesh, in_specs=jax.P("x"),
+                                        out_specs=jax.P("x")))
+        assert "reduce-scatter" not in program.lower(x).compile().as_text()
+        (shard,) = program(x).addressable_shards
+        assert shard.data.dtype == expected.dtype, shard.data.dtype
+        np.testing.assert_array_equal(np.asarray(shard.data), expected[shard.index])
+
+    for dtype in (np.float32, jnp.bfloat16, np.int8):
+        xs = np.arange(4 * 24).reshape(4, 3, 8).astype(dtype)
+        sums = xs.sum(0, dtype=dtype)
+        tiled = np.moveaxis(sums.reshape(3, 4, 2), 1, 0)
+        check(lambda x: jaxcoll.reduce_scatter(x, "x", scatter_dimension=1, tiled=True), xs, tiled)
+        xs = np.swapaxes(xs, 1, 2)[:, :4]
+        check(lambda x: jaxcoll.reduce_scatter(x, "x"), xs, xs.sum(0, dtype=dtype))
+    ones = np.ones((4, 8), np.float32)
+    slope = jax.grad(lambda x: (jaxcoll.reduce_scatter(x, "x", tiled=True, op="mean") ** 2).sum())
+    check(slope, ones, ones / 2)
+    groups = [[3, 0], [1, 2]]
+    within = lambda x: jaxcoll.reduce_scatter(x, "x", axis_index_groups=groups)
+    xs = np.arange(8, dtype=np.float32).reshape(4, 2)
+    expected = np.empty(4, np.float32)
+    for group in groups:
+        expected[group] = xs[group].sum(0)
+    try:
+        check(within, xs, expected)
+    except NotImplementedError:
+        print("NO GROUPS")  # with typed axes lax has none
+    print("DONE", flush=True)
+"""
+)
+
+
+def test_sums_of_several_processes_are_not_scattered_by_gloo():
+    """Which loses parts of them at times."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(SCATTERS), address, str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+        )
+        for rank in range(4)
+    ]
+    try:
+        for rank in ranks:
+            said, _ = rank.communicate(timeout=200)
+            assert rank.returncode == 0, said
+            assert "DONE" in said
+    finally:
+        for rank in ranks:
+            rank.kill()

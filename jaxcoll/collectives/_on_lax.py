@@ -129,6 +129,21 @@ def all_reduce(tree: Any, axis_name: Any, op: ReduceOp, groups: Any) -> Any:
     return jax.tree.map(on, tree)
 
 
+def psum_scatter(
+    x: Any, axes: tuple[str, ...], *, scatter_dimension: int, tiled: bool, axis_index_groups: Any
+) -> Any:
+    """Returns `lax.psum_scatter`, tiled; across processes not by Gloo's, which is wrong at times."""
+    dim, groups = scatter_dimension, axis_index_groups
+    if jax.process_count() == 1:
+        return lax.psum_scatter(
+            x, axes, scatter_dimension=dim, tiled=tiled, axis_index_groups=groups
+        )
+    parts = lax.all_to_all(x, axes, dim, dim, tiled=True, axis_index_groups=groups)
+    size = len(groups[0]) if groups else lax.axis_size(axes)
+    parts = parts.reshape(*x.shape[:dim], size, x.shape[dim] // size, *x.shape[dim + 1 :])
+    return parts.sum(axis=dim, dtype=x.dtype)
+
+
 def broadcast(tree: Any, axis_name: Any, root: int) -> Any:
     """`jaxcoll.broadcast`."""
     axes = names_of(axis_name)

@@ -3,6 +3,7 @@
 Bytes moved per rank: S read, S / p written, for an operand of S bytes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -75,7 +76,8 @@ def reduce_scatter(
         names = _on_lax.names_of(axis_name)
         size = len(axis_index_groups[0]) if axis_index_groups else lax.axis_size(names)
         groups = axis_index_groups
-        return _reduce(x, names, groups, size, scatter_dimension, tiled, op, widen=True)
+        sum_of = _on_lax.psum_scatter
+        return _reduce(x, names, groups, size, scatter_dimension, tiled, op, sum_of, widen=True)
     axes = check_axes("reduce_scatter", x, axis_name, axis_index_groups)
     resolved = resolve_backend("reduce_scatter", backend)
     check_equal_groups(axes, "all results have one shape")
@@ -102,7 +104,9 @@ def reduce_scatter(
 
     with marked(resolved):
         return _reduce(
-            x, axes.names, axes.groups, axes.size, scatter_dimension, tiled, op, widen=op == "mean"
+            *(x, axes.names, axes.groups, axes.size, scatter_dimension, tiled, op),
+            lax.psum_scatter,
+            widen=op == "mean",
         )
 
 
@@ -114,6 +118,7 @@ def _reduce(
     dimension: int,
     tiled: bool,
     op: str,
+    sum_of: Callable[..., Any],
     *,
     widen: bool,
 ) -> Any:
@@ -121,7 +126,7 @@ def _reduce(
         # A float16 sum may overflow where the mean does not, so the mean stays wide until the end.
         leaf = jnp.asarray(leaf)
         dim = dimension % leaf.ndim
-        total = lax.psum_scatter(
+        total = sum_of(
             leaf.astype(np.float32) if widen and _is_half(leaf) else leaf,
             names,
             scatter_dimension=dim,

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.experimental import multihost_utils
 
 from jaxcoll._errors import one_of
 from jaxcoll.collectives.all_gather import all_gather
@@ -85,9 +86,19 @@ class DistributedMetrics(nnx.Module):
 
         Args:
             metrics: what a mapped function returned with a first dimension that counts devices.
-                Scalars are left as they are.
+                Scalars are left as they are. Where the devices are of several processes, all of
+                these call it: what is on the others' is gathered first.
         """
-        return jax.tree.map(lambda leaf: list(leaf) if jnp.ndim(leaf) else leaf, metrics)
+
+        def entries(leaf: Any) -> Any:
+            if jnp.ndim(leaf) == 0:
+                return leaf
+            is_array = isinstance(leaf, jax.Array)
+            if is_array and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+                leaf = jnp.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+            return list(leaf)
+
+        return jax.tree.map(entries, metrics)
 
     def all_gather(self, metrics: Any, axis_name: str = "batch") -> Any:
         """As `all_gather_static`."""

@@ -122,9 +122,14 @@ def test_one_rank_is_killed_at_any_moment(seed: int, tmp_path: Path):
         assert f"rank {victim} failed first: killed by SIGKILL" in running.output()
 
 
-def test_all_ranks_are_killed_at_once(tmp_path: Path):
+@pytest.mark.parametrize("seed", [None, *(pytest.param(seed, marks=full) for seed in (1, 2))])
+def test_all_ranks_are_killed_at_once(seed: int | None, tmp_path: Path):
+    """While they run our collectives, or at any moment before."""
     with job(tmp_path) as running:
-        assert soon(lambda: running.output().count("begins") == RANKS, 60), running.output()
+        if seed is None:
+            assert soon(lambda: running.output().count("begins") == RANKS, 60), running.output()
+        else:
+            time.sleep(random.Random(seed).uniform(0.1, 3))
         for pid in running.ranks().values():
             os.kill(pid, signal.SIGKILL)
         assert running.launcher.wait(30) == 128 + signal.SIGKILL, running.output()

@@ -50,6 +50,13 @@ def test_sums_are_added_in_rank_order(processes: int, devices: int):
 
 @needs_native
 @full
+def test_sums_over_two_hosts_are_added_on_each_first():
+    lines = run_job("rank_order.py", "hosts", processes=4)
+    assert_all(lines, "all sums are in rank order")
+
+
+@needs_native
+@full
 @pytest.mark.parametrize(("processes", "devices"), [(4, 1), pytest.param(4, 2, marks=long)])
 def test_groups_of_some_processes(processes: int, devices: int):
     lines = run_job("values.py", "some", "parts", processes=processes, devices=devices)

@@ -150,6 +150,7 @@ def test_a_killed_process_is_named_within_a_second(killed, processes, tmp_path):
         seconds, text = error_of(said)
         assert seconds < BUSY_S
         assert re.search(rf"rank {killed} \(process {killed}, pid \d+, gone\)", text), text
+        assert "(the process is gone)" in text
         assert any(line.startswith("next: ") for line in said)
         ended = (
             rf"reset\(\): process {killed} \(pid \d+\) has ended, and no other can take its place "

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from checks import native_missing
@@ -240,6 +241,8 @@ SETTINGS = _engine._card()["settings"]
 
 
 def test_settings_that_agree():
+    required = {"jax", "jaxcoll", "backend", "accelerate_lax", "reduction_order", "crossovers"}
+    assert SETTINGS.keys() >= required
     _engine._compare("initialize", [_engine._card()["settings"] for _ in range(3)])
 
 
@@ -327,6 +330,7 @@ def test_the_error_where_jax_finds_nothing():
 
 JOINS = """
 import os, sys, jax, jaxcoll
+exec(os.environ.get("FIRST", ""))
 jaxcoll.initialize()
 mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 f = jax.shard_map(lambda: jaxcoll.all_reduce(jax.lax.axis_index("x") + 1, "x"), mesh=mesh,
@@ -335,9 +339,11 @@ print("sum", int(jax.jit(f)()), jaxcoll.explain(f).rows[0].path)
 """
 
 
-def joined(*environments: dict[str, str]) -> list[tuple[int, str, str]]:
+def joined(
+    *environments: dict[str, str], script: str = JOINS, first: str = ""
+) -> list[tuple[int, str, str]]:
     """Runs a process in each of the environments; returns their ends, outputs and errors."""
-    processes = [start(JOINS, JAX_PLATFORMS="cpu", **of) for of in environments]
+    processes = [start(script, JAX_PLATFORMS="cpu", FIRST=first, **of) for of in environments]
     try:
         ended = [process.communicate(timeout=100) for process in processes]
     finally:
@@ -365,6 +371,47 @@ def test_tasks_of_srun_join():
     for status, out, err in joined(*tasks):
         assert status == 0, err
         assert out.splitlines()[-1] == "sum 3 native"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(native_missing() is not None, reason="the path that is shown is native")
+def test_processes_that_the_user_has_connected():
+    address = free_address()
+    for status, out, err in joined(
+        *({"AT": address, "ME": str(n)} for n in range(2)),
+        first="import logging; logging.basicConfig(level=logging.INFO); "
+        "jax.distributed.initialize(os.environ['AT'], 2, int(os.environ['ME']))",
+    ):
+        assert status == 0, err
+        assert out.splitlines()[-1] == "sum 3 native"
+        assert "process 0 has JAX's coordination service: if it dies, JAX ends the others" in err
+
+
+DIES = (
+    JOINS
+    + """
+print("recoverable", jax.config.jax_enable_recoverability, flush=True)
+if jax.process_index() == 1:
+    os.kill(os.getpid(), 9)
+try:
+    jax.block_until_ready(jax.jit(f)())
+except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter while JAX starts it
+    print("missing", [(rank.rank, rank.state) for rank in jaxcoll.error_info(error).missing])
+"""
+)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(native_missing() is not None, reason="the engine that names it is native")
+def test_process_0_outlives_another_without_a_launcher():
+    """And does not wait for it at its end."""
+    job = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": "2"}
+    begun = time.monotonic()
+    first, second = joined(*(job | {"JAX_PROCESS_ID": str(n)} for n in range(2)), script=DIES)
+    assert time.monotonic() - begun < 60
+    assert second[0] == -signal.SIGKILL, second
+    assert first[0] == 0, first
+    assert first[1].splitlines()[-2:] == ["recoverable True", "missing [(1, 'gone')]"], first
 
 
 @pytest.mark.full

@@ -107,6 +107,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed")
     output = run(*TWO_PROCESSES, KILLED, "-", SCRIPT, out, *TINY)
     assert "goes on" not in output
+    # Each process makes its own share of a batch alone.
+    assert sorted(re.findall(r"drew windows \[(.*)\]", output)) == ["0, 1, 2, 3", "4, 5, 6, 7"]
     return out
 
 

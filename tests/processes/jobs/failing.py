@@ -135,10 +135,12 @@ def go_wrong(kind: str) -> None:
         case "late device":
             run(pause, ones())
         case "killed":
+            jaxcoll.config.timeout_s = 60
             if RANK == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             run(after, ones())
         case "first killed":
+            jaxcoll.config.timeout_s = 60
             if RANK == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             run(after, ones())

@@ -169,6 +169,8 @@ def reductions() -> None:
     for name, value in expected.items():
         assert_parts(found[name], {"loss": value, "per class": np.full(3, value)}, name)
     assert_parts(found["gathered"], ranks, "all_gather")
+    collected = metrics.collect_from_devices({"loss": put(ranks, mesh), "step": 3})
+    assert collected == {"loss": list(ranks), "step": 3}
 
 
 def sharded_linear() -> None:

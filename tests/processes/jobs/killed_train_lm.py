@@ -3,6 +3,7 @@
 killed_train_lm.py RANK|- SCRIPT FOLDER OPTIONS...
 """
 
+import atexit
 import os
 import runpy
 import signal
@@ -31,7 +32,18 @@ sys.path[0] = str(Path(script).parent)
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+from support import data  # noqa: E402
 from support.checkpoints import Checkpoints  # noqa: E402
+
+random_windows = data.random_windows
+drawn: set[int] = set()
+
+
+def draw_and_note(text: Any, shape: Any, seed: Any, index: Any = slice(None)) -> Any:
+    rows = index[0] if isinstance(index, tuple) else index
+    drawn.update(range(shape[0])[rows])
+    return random_windows(text, shape, seed, index)
+
 
 save, restore = Checkpoints.save, Checkpoints.restore
 
@@ -52,4 +64,6 @@ def restore_and_say(self: Any, step: int, **like: Any) -> Any:
 
 
 Checkpoints.save, Checkpoints.restore = save_and_keep, restore_and_say
+data.random_windows = draw_and_note
+atexit.register(lambda: print(f"drew windows {sorted(drawn)}", flush=True))
 runpy.run_path(script, run_name="__main__")

@@ -1,14 +1,32 @@
-"""Sums of floats, whose bits show the order in which they are added: of rank 0 first, always."""
+"""Sums of floats, whose bits show the order in which they are added: of rank 0 first, always.
 
+rank_order.py [hosts]: over two hosts, or what pretends to be, of each host first.
+"""
+
+import contextlib
 import functools as ft
+import sys
 from typing import Any
 
 import jax
 import numpy as np
-from world import assert_blocks, mapped, mesh, native_calls, put, say
+from world import assert_blocks, mapped, mesh, native_calls, on_two_hosts, put, say
 
 import jaxcoll
 from jaxcoll import _engine
+
+ON_HOSTS = "hosts" in sys.argv
+
+
+@contextlib.contextmanager
+def all_native(calls: int) -> Any:
+    """Refuses another path; between hosts there is none for both."""
+    with jaxcoll.using(backend="auto" if ON_HOSTS else "native"):
+        if ON_HOSTS:
+            yield
+        else:
+            with native_calls(calls):
+                yield
 
 
 def check(over: Any, counts: list[int], what: str) -> None:
@@ -18,8 +36,10 @@ def check(over: Any, counts: list[int], what: str) -> None:
         xs = rng.normal(size=(over.size, over.size, count)).astype(np.float32)
         xs *= np.float32(10.0) ** rng.integers(-3, 4, xs.shape).astype(np.float32)
         total = ft.reduce(np.add, xs)
+        if ON_HOSTS:
+            total = np.add(*(ft.reduce(np.add, half) for half in np.split(xs, 2)))
         assert over.size < 3 or (total != ft.reduce(np.add, xs[::-1])).any()  # else nothing is seen
-        with jaxcoll.using(backend="native"), native_calls(2 * jax.local_device_count()):
+        with all_native(2 * jax.local_device_count()):
             sums, parts = jax.block_until_ready(
                 mapped(
                     lambda x: (jaxcoll.all_reduce(x, axes), jaxcoll.reduce_scatter(x, axes)), over
@@ -30,6 +50,8 @@ def check(over: Any, counts: list[int], what: str) -> None:
 
 
 def main() -> None:
+    if ON_HOSTS:
+        on_two_hosts()
     window = _engine.window_bytes() // 4
     counts = [5, 1000, window + 1, (4 << 20) // 4 // mesh().size]
     for order in ("processes first", "devices first") if jax.local_device_count() > 1 else ("",):

@@ -71,6 +71,20 @@ def check(op: Op, order: str, names: tuple[str, ...], dtypes: tuple[Any, ...]) -
         assert_blocks(results[name], expected, f"{what}, {name}")
 
 
+def check_groups(op: Op, dtype: Any) -> None:
+    """Groups of indices of one axis, in another order than the processes'."""
+    over, groups = jax.sharding.Mesh(np.array(jax.devices()), ("x",)), [[3, 0], [1, 2]]
+    xs = np.concatenate([blocks(op, 2, dtype), blocks(op, 2, dtype)[::-1]])
+    expected = np.empty_like(np.concatenate([op.reference(xs[group]) for group in groups]))
+    for group in groups:
+        expected[group] = op.reference(xs[group])
+    is_native = jaxcoll.config.backend != "lax" and not ON_HOSTS
+    with native_calls(len(jax.local_devices()) if is_native else 0):
+        program = mapped(op.over("x", axis_index_groups=groups)["ours"], over)
+        result = jax.block_until_ready(program(put(xs, over)))
+    assert_blocks(result, expected, f"{op.name} within {groups}")
+
+
 def main() -> None:
     if ON_HOSTS:
         on_two_hosts()
@@ -82,8 +96,11 @@ def main() -> None:
         dtypes = (np.int32 if "and" in op.name or "or" in op.name[-3:] else np.float32,)
         for order in orders:
             check(op, order, mesh(order).axis_names, dtypes)
-        for name in mesh().axis_names if len(orders) > 1 or orders == ["parts"] else ():
-            check(op, orders[0], (name,), dtypes)
+        for order in orders if len(orders) > 1 or orders == ["parts"] else ():
+            for name in mesh(order).axis_names:
+                check(op, order, (name,), dtypes)
+        if op.grouped and jax.device_count() == 4:
+            check_groups(op, dtypes[0])
     for op in EXAMPLES:
         check(op, orders[0], mesh().axis_names, DTYPES)
     say("all values are right")
