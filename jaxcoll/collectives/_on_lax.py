@@ -132,7 +132,7 @@ def all_reduce(tree: Any, axis_name: Any, op: ReduceOp, groups: Any) -> Any:
 def psum_scatter(
     x: Any, axes: tuple[str, ...], *, scatter_dimension: int, tiled: bool, axis_index_groups: Any
 ) -> Any:
-    """Returns `lax.psum_scatter`, tiled; across processes not by Gloo's, which is wrong at times."""
+    """Returns `lax.psum_scatter`, tiled; across processes not by Gloo's, at times wrong."""
     dim, groups = scatter_dimension, axis_index_groups
     if jax.process_count() == 1:
         return lax.psum_scatter(
