@@ -10,6 +10,7 @@ import functools as ft
 import hashlib
 import importlib.util
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -421,7 +422,7 @@ def gone(devices: Sequence[int], generation: int) -> str:
         if device in _process_of:
             ranks.setdefault(_process_of[device], []).append(rank)
     me, _ = _compat.process_id_and_count()
-    client = _compat.distributed_client()
+    failures = _failures_of(devices, generation)
     names, lines = [], []
     for process in sorted(set(ranks) - {me}):
         pid = _pids.get(process)
@@ -429,9 +430,9 @@ def gone(devices: Sequence[int], generation: int) -> str:
         here = "" if pid is None else f", pid {pid}"
         if pid is not None and has_ended(pid):
             names.append(f"rank {listed} (process {process}{here}, gone)")
-        elif client is not None and (why := _failure_of(process, client, devices, generation)):
+        elif process in failures:
             names.append(f"rank {listed} (process {process}{here}, failed)")
-            lines += [f"  rank {rank}: {why}" for rank in ranks[process]]
+            lines += [f"  rank {rank}: {failures[process]}" for rank in ranks[process]]
     return "\n".join([", ".join(names), *lines])
 
 
@@ -441,13 +442,34 @@ def _key(devices: Sequence[int], generation: int) -> str:
     return f"jaxcoll/cuda/{generation}/{group}"
 
 
-def _failure_of(process: int, client: Any, devices: Sequence[int], generation: int) -> str | None:
-    """Returns why a group has failed in another process, in one line, or None."""
-    try:
-        said = client.key_value_try_get(f"{_key(devices, generation)}/failed/{process}")
-    except jax.errors.JaxRuntimeError:  # there is no such key
-        return None
-    return said.splitlines()[0]
+# In which processes a group has failed, and why, in a line each: by the group's key.
+_told: dict[str, dict[int, str]] = {}
+_asking: set[str] = set()
+
+
+def _failures_of(devices: Sequence[int], generation: int) -> dict[int, str]:
+    """Returns in which processes a group has failed, as far as is known, and asks once more.
+
+    The service may take its time, for which the engine, whose limits it would hold up, must not
+    wait: what comes of it is there the next time.
+    """
+    key = _key(devices, generation)
+
+    def ask() -> None:
+        try:
+            client = _compat.distributed_client()
+            said = client.key_value_dir_get(f"{key}/failed/") if client is not None else []
+            lines = {int(name.rpartition("/")[2]): text.partition("\n")[0] for name, text in said}
+            _told.setdefault(key, {}).update(lines)
+        except jax.errors.JaxRuntimeError as error:
+            logger.debug("jaxcoll: whether the group has failed elsewhere: %s", error)
+        finally:
+            _asking.discard(key)
+
+    if key not in _asking:
+        _asking.add(key)
+        threading.Thread(target=ask, name="jaxcoll-ask", daemon=True).start()
+    return _told.get(key, {})
 
 
 @_GONE
@@ -472,11 +494,18 @@ def _absent(
 
 @_TELL
 def _tell(devices: Any, count: int, generation: int, text: bytes) -> None:
+    def tell(key: str, text: str) -> None:
+        try:
+            if (client := _compat.distributed_client()) is not None:
+                client.key_value_set(key, text)
+        except jax.errors.JaxRuntimeError as error:
+            logger.debug("jaxcoll: that the group has failed: %s", error)
+
     try:
         me, _ = _compat.process_id_and_count()
         key = f"{_key([devices[i] for i in range(count)], generation)}/failed/{me}"
-        if (client := _compat.distributed_client()) is not None:
-            client.key_value_set(key, text.decode(errors="replace"))
+        said = key, text.decode(errors="replace")
+        threading.Thread(target=tell, args=said, name="jaxcoll-tell", daemon=True).start()
     except Exception:  # none may leave a function that C calls
         logger.exception("jaxcoll: that a group has failed")
 

@@ -118,12 +118,18 @@ Status Clique::Failure() const {
   return failure_;
 }
 
+std::string Clique::TellableFailure() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return is_shared() && !is_orderly_ ? failure_.message : "";
+}
+
 void Clique::Fail(const Status& cause, bool is_orderly) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!failure_.ok()) {
     return;
   }
   failure_ = cause;
+  is_orderly_ = is_orderly;
   if (is_ready() && !is_orderly) {
     flag_.Raise();  // before anything that is aborted ends
   }

@@ -170,6 +170,9 @@ class Clique : public std::enable_shared_from_this<Clique> {
     const std::lock_guard<std::mutex> lock(mutex_);
     return !failure_.ok() && !std::exchange(is_claimed_, true);
   }
+  /// What others wait in vain without: why the group has failed; empty of one that is given up in
+  /// order, or is this process's alone.
+  [[nodiscard]] std::string TellableFailure() const;
   [[nodiscard]] bool is_ended() const { return num_ended_.load() == seats_.size(); }
 
   /// What a call says when it has waited for these local devices, CUDA's numbers; where there are
@@ -245,6 +248,7 @@ class Clique : public std::enable_shared_from_this<Clique> {
   std::condition_variable changed_;
   std::set<int> joined_;  // ordinals
   Status failure_;
+  bool is_orderly_ = false;
   bool is_claimed_ = false;
 };
 

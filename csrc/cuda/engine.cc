@@ -105,9 +105,7 @@ void Engine::Reset() {
   }
   for (const auto& [devices, clique] : old) {
     clique->Fail(Internal("jaxcoll.reset() was called"), /*is_orderly=*/true);
-    if (clique->ClaimsAbort()) {
-      Abort(clique);
-    }
+    End(clique);
   }
   const auto deadline = std::chrono::steady_clock::now() + kResetPatience;
   for (const auto& [devices, clique] : old) {
@@ -156,14 +154,19 @@ void Engine::Watch() {
       if (clique->Look(NowNs(), limits()) && report != nullptr) {
         report(clique->Failure().message.c_str());
       }
-      if (clique->ClaimsAbort()) {  // which ends calls: who waits for one then knows why
-        Abort(clique);
-        if (const auto tell = callbacks().tell; tell != nullptr && clique->is_shared()) {
-          tell(clique->devices().data(), clique->devices().size(), clique->generation(),
-               clique->Failure().message.c_str());
-        }
-      }
+      End(clique);  // after the report: who waits for a call that this ends then knows why
     }
+  }
+}
+
+void Engine::End(const std::shared_ptr<Clique>& clique) {
+  if (!clique->ClaimsAbort()) {
+    return;
+  }
+  Abort(clique);
+  const std::string text = clique->TellableFailure();
+  if (const auto tell = callbacks().tell; tell != nullptr && !text.empty()) {
+    tell(clique->devices().data(), clique->devices().size(), clique->generation(), text.c_str());
   }
 }
 

@@ -116,6 +116,8 @@ class Engine {
   static std::string Gone(const std::vector<std::int64_t>& devices, std::int64_t generation);
   static std::string Absent(const std::vector<std::int64_t>& devices, std::uint64_t group,
                             std::uint64_t site, std::int64_t execution);
+  /// Aborts a group that has failed, once, and tells the other processes why.
+  void End(const std::shared_ptr<Clique>& clique);
   /// Of a group that has failed, on a thread for each local device, as this may wait for them.
   void Abort(const std::shared_ptr<Clique>& clique);
   /// On a thread that Stop knows. False: the system has no more threads.

@@ -189,15 +189,13 @@ std::string PythonText(const BlackBox& box, std::int64_t now_ns) {
 
 std::string AbsentText(const Session& session, const std::vector<std::int64_t>& processes,
                        std::uint64_t group, std::uint64_t site, std::int64_t execution) {
-  std::string names;
-  std::string doing;
-  for (std::size_t seat = 0; seat < session.processes().size(); ++seat) {
+  const auto absent_of = [&](std::size_t seat) {
+    std::vector<std::int64_t> absent;
     const BlackBox* const box = session.box(seat);
     if (seat == session.seat() || box == nullptr) {
-      continue;
+      return absent;
     }
     const std::vector<CallRecord> records = RecordsIn(*box);
-    std::vector<std::int64_t> absent;
     for (std::size_t rank = 0; rank < processes.size(); ++rank) {
       const auto number = static_cast<std::int64_t>(rank);
       if (processes[rank] == session.processes()[seat] &&
@@ -205,22 +203,32 @@ std::string AbsentText(const Session& session, const std::vector<std::int64_t>& 
         absent.push_back(number);
       }
     }
+    return absent;
+  };
+  const std::int64_t until_ns = NowNs() + BlackBox::kAnswerNs;
+  for (std::size_t seat = 0; seat < session.processes().size(); ++seat) {
+    if (!absent_of(seat).empty() && session.WhereIs(seat, NowNs()).state == "running") {
+      session.box(seat)->AskForStack(std::max<std::int64_t>(until_ns - NowNs(), 0));
+    }
+  }
+  std::string names;
+  std::string doing;
+  for (std::size_t seat = 0; seat < session.processes().size(); ++seat) {
+    const std::vector<std::int64_t> absent = absent_of(seat);  // some may have come meanwhile
     if (absent.empty()) {
       continue;
     }
-    if (session.WhereIs(seat, NowNs()).state == "running") {
-      box->AskForStack();
-    }
-    const RanksThere there = FindRanks(*box, group, site, execution);
+    const BlackBox& box = *session.box(seat);
+    const RanksThere there = FindRanks(box, group, site, execution);
     std::string ranks;
     for (const std::int64_t rank : absent) {
       ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
       doing +=
-          "\n  rank " + std::to_string(rank) + ": " + LastCallOfRank(*box, there, rank, NowNs());
+          "\n  rank " + std::to_string(rank) + ": " + LastCallOfRank(box, there, rank, NowNs());
     }
     names +=
         (names.empty() ? "rank " : ", rank ") + ranks + " (" + ProcessText(session, seat) + ")";
-    doing += PythonText(*box, NowNs());
+    doing += PythonText(box, NowNs());
   }
   return names + doing;
 }

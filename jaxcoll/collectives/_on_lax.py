@@ -130,18 +130,21 @@ def all_reduce(tree: Any, axis_name: Any, op: ReduceOp, groups: Any) -> Any:
 
 
 def psum_scatter(
-    x: Any, axes: tuple[str, ...], *, scatter_dimension: int, tiled: bool, axis_index_groups: Any
+    x: Any, axes: tuple[str, ...], *, scatter_dimension: int, axis_index_groups: Any
 ) -> Any:
-    """Returns `lax.psum_scatter`, tiled; across processes not by Gloo's, at times wrong."""
-    dim, groups = scatter_dimension, axis_index_groups
-    if jax.process_count() == 1:
+    """Returns `lax.psum_scatter`, tiled; between processes not Gloo's, wrong at times."""
+    groups = axis_index_groups
+    if jax.process_count() == 1 or jax.default_backend() != "cpu":
         return lax.psum_scatter(
-            x, axes, scatter_dimension=dim, tiled=tiled, axis_index_groups=groups
+            x, axes, scatter_dimension=scatter_dimension, tiled=True, axis_index_groups=groups
         )
-    parts = lax.all_to_all(x, axes, dim, dim, tiled=True, axis_index_groups=groups)
-    size = len(groups[0]) if groups else lax.axis_size(axes)
-    parts = parts.reshape(*x.shape[:dim], size, x.shape[dim] // size, *x.shape[dim + 1 :])
-    return parts.sum(axis=dim, dtype=x.dtype)
+    size, place = lax.axis_size(axes), lax.axis_index(axes)
+    if groups:
+        size, place = len(groups[0]), jnp.argsort(jnp.asarray(groups).ravel())[place]
+        place %= size
+    length = x.shape[scatter_dimension] // size
+    total = lax.psum(x, axes, axis_index_groups=groups)
+    return lax.dynamic_slice_in_dim(total, place * length, length, scatter_dimension)
 
 
 def broadcast(tree: Any, axis_name: Any, root: int) -> Any:

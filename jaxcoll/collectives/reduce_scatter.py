@@ -3,6 +3,7 @@
 Bytes moved per rank: S read, S / p written, for an operand of S bytes.
 """
 
+import functools as ft
 from collections.abc import Callable
 from typing import Any
 
@@ -105,7 +106,7 @@ def reduce_scatter(
     with marked(resolved):
         return _reduce(
             *(x, axes.names, axes.groups, axes.size, scatter_dimension, tiled, op),
-            lax.psum_scatter,
+            ft.partial(lax.psum_scatter, tiled=True),
             widen=op == "mean",
         )
 
@@ -130,7 +131,6 @@ def _reduce(
             leaf.astype(np.float32) if widen and _is_half(leaf) else leaf,
             names,
             scatter_dimension=dim,
-            tiled=True,
             axis_index_groups=groups,
         )
         # Not by lax's tiled=False, whose batching rule loses the batch dimension.

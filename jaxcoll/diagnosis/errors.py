@@ -28,7 +28,8 @@ _WAITED = re.compile(r"waited (\d+\.\d) s")
 _LIMIT = re.compile(r"the limit is (\d+\.\d) s")
 _EXECUTION = re.compile(r"execution (\d+) of this call")
 _OF_PROCESS = re.compile(
-    r"rank ([\d, ]+) \(process (\d+)(?:, pid (\d+), ([a-z ]+))?(?:, (?:device|partition) \d+)?\)"
+    r"rank ([\d, ]+) \(process (\d+)(?:(?:, pid (\d+))?, ([a-z ]+))?"
+    r"(?:, (?:device|partition) \d+)?\)"
 )
 _OF_DEVICE = re.compile(r"(\d+) \((?:device|partition) (\d+)\)")
 # How many ranks the group has; where it is not said, all of them are named.
@@ -44,7 +45,7 @@ class MissingRank:
     Attributes:
         rank: its number in the group.
         process: its process, as `jax.process_index()` counts; None in a job of one process.
-        pid: that process's id; None in a job of one process.
+        pid: that process's id; None in a job of one process, or where it is on another host.
         state: `running`, `stopped`, `leaving` or `ended` (its program came to its end), `gone`
             (it was killed, say), `failed` (on GPUs: its part of the group has) or `not there yet`;
             `running` in a job of one process.
@@ -363,9 +364,9 @@ def _ranks(
             for rank in ranks.split(", ")
         }
         missing = [
-            MissingRank(int(rank), int(process), int(pid), state, details.get(int(rank), ""))
+            MissingRank(rank, int(process), int(pid) if pid else None, state, details.get(rank, ""))
             for ranks, process, pid, state in _OF_PROCESS.findall(late)
-            for rank in ranks.split(", ")
+            for rank in map(int, ranks.split(", "))
         ]
         places = arrived | {each.rank: each.process or 0 for each in missing}
         if not arrived:  # of a group on GPUs, whose own ranks are named by device

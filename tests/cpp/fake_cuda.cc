@@ -215,6 +215,7 @@ std::atomic<bool> breaks_peers{false};
 std::atomic<bool> opens_own{false};
 std::atomic<bool> refuses_to_open{false};
 std::atomic<bool> refuses_streams{false};
+std::atomic<bool> refuses_products{false};
 
 /// The numbers of the process's devices in the machine; empty: all.
 std::vector<int> VisibleDevices() {
@@ -537,6 +538,9 @@ EXPORT void fake_cuda_refuse_to_open(bool refuses) { refuses_to_open = refuses; 
 
 /// No more streams are made.
 EXPORT void fake_cuda_refuse_streams(bool refuses) { refuses_streams = refuses; }
+
+/// No more matrix products are described.
+EXPORT void fake_cuda_refuse_products(bool refuses) { refuses_products = refuses; }
 
 /// Whether ncclCommAbort waits, as for a device that is stuck.
 EXPORT void fake_cuda_hold_aborts(bool holds) { holds_aborts = holds; }
@@ -1011,6 +1015,9 @@ EXPORT int cublasLtCreate(void** handle) {
   return 0;
 }
 EXPORT int cublasLtMatmulDescCreate(void** description, BlasCompute compute, BlasType scale) {
+  if (refuses_products) {
+    return kInvalidArgument;
+  }
   *description = new Description{compute, scale};
   return 0;
 }

@@ -56,6 +56,20 @@ def test_the_fields_of_a_job_of_several_processes():
     assert "in load" in info.text
 
 
+def test_a_process_of_another_host_has_no_pid():
+    info = jaxcoll.error_info(
+        'jaxcoll.CollectiveError: all_reduce over "x" of f32[8] (32 bytes, op=sum), called at '
+        "t.py:1 (f): waited 1.2 s for rank 1, 2 (process 1, failed); arrived: 0 (device 0)\n"
+        "  rank 1: why\n  rank 2: why"
+    )
+    assert info is not None
+    assert info.arrived == (0,)
+    assert info.missing == tuple(
+        jaxcoll.MissingRank(rank, process=1, pid=None, state="failed", last_call="why")
+        for rank in (1, 2)
+    )
+
+
 @pytest.mark.parametrize(
     ("said", "group"),
     [

@@ -2,8 +2,9 @@
 
 KIND: `sums`: all dtypes, and after a reset; `blocks`: collective matmuls; `refused`: the last
 process can't map the others' memory; `late`, `late for a block` and `killed`: the last process
-stays away from a call, or dies before it; `failed`: its group fails before it; `reset`: the last
-process comes late to `jaxcoll.reset`; `unable`: it can't make what a rank needs.
+stays away from a call, or dies before it; `failed`: its group fails before it; `unprepared`: it
+can't make what the call needs; `reset`: the last process comes late to `jaxcoll.reset`; `unable`:
+it can't make what a rank needs.
 """
 
 import ctypes
@@ -107,11 +108,12 @@ def _stay_away(
     leave: Callable[[], None] = _wait,
     f: Callable[[Any], Any] | None = None,
     limit_s: float = LIMIT_S,
+    is_first: bool = False,
 ) -> None:
     del log
     program = _program(f or _total)
     for _ in range(2):  # the first time has another limit
-        _run(program)
+        _run(_program() if is_first else program)
     jaxcoll.config.timeout_s = limit_s
     if _is_last():
         leave()
@@ -145,6 +147,19 @@ def _fail_alone(log: Log) -> None:
         _wait()
 
     _stay_away(log, fail, limit_s=60)
+
+
+def _stay_unprepared(log: Log) -> None:
+    """CUDA refuses a matrix product of the last process."""
+
+    def fail() -> None:
+        engine: Any = _cuda.load()[0]
+        engine.fake.fake_cuda_refuse_products(ctypes.c_bool(True))
+        with pytest.raises(Exception, match="cublasLtMatmulDescCreate"):
+            _run(_program(_product))
+        _wait()
+
+    _stay_away(log, fail, f=_product, limit_s=60, is_first=True)
 
 
 def _fail_together(log: Log) -> None:
@@ -186,6 +201,7 @@ _KINDS = {
     "late for a block": _stay_away_from_a_block,
     "killed": _die,
     "failed": _fail_alone,
+    "unprepared": _stay_unprepared,
     "reset": _reset_again,
     "unable": _fail_together,
 }

@@ -84,13 +84,20 @@ def test_one_that_is_killed_is_named_long_before_the_limit(run: Run):
 
 
 @pytest.mark.slow
-def test_one_in_which_the_group_fails_is_named_long_before_the_limit(run: Run):
+@pytest.mark.parametrize(
+    ("kind", "op", "why"),
+    [
+        ("failed", "all_reduce", r"devices 0, 2048, rank 1: communication: fake NCCL error"),
+        ("unprepared", "all_gather_matmul", "cublasLtMatmulDescCreate"),
+    ],
+)
+def test_one_in_which_the_group_fails_is_named_long_before_the_limit(kind, op, why, run: Run):
     """The others could wait for it on their devices until then."""
-    lines = run("failed", 2, expect=None)[0]
+    lines = run(kind, 2, expect=None)[0]
     (raised,) = (line for line in lines if line.startswith("raised after "))
-    named = r'all_reduce over "x" of .*: waited \d\.\d s for rank 1 \(process 1, pid \d+, failed\)'
+    named = rf'{op} over "x" of .*: waited \d\.\d s for rank 1 \(process 1, pid \d+, failed\)'
     assert re.search(rf"^raised after [1-9] s: .*{named}", raised), raised
-    why = r"^  rank 1: devices 0, 2048, rank 1: communication: fake NCCL error \(NCCL error 6\)"
+    why = rf"^  rank 1: .*{why}"
     assert any(re.search(why, line) for line in lines), lines
     assert "missing: [(1, 'failed')]" in lines
 
