@@ -28,21 +28,20 @@ WITH_FAULTS = [
 ]
 # With the most orders of steps. Where a process may give up, no state is one in which all wait for
 # ever: each of these jobs is explored without deadlines, too.
-ANY = frozenset({"crash", "stop", "deadline"})
+STOP, ANY = frozenset({"stop"}), frozenset({"crash", "stop", "deadline"})
+
+
+def _with_any_fault(*routes: str) -> list[Job]:
+    kinds = (frozenset(), CRASH, STOP, ANY)
+    return [Job(processes=3, calls=3, routes=routes, faults=bool(of), kinds=of) for of in kinds]
+
+
 LARGE = [
     Job(processes=3, calls=4, routes=("ring",)),
-    Job(processes=3, calls=3),
-    Job(processes=3, calls=3, faults=1, kinds=CRASH),
-    Job(processes=3, calls=3, faults=1, kinds=frozenset({"stop"})),
-    Job(processes=3, calls=3, faults=1, kinds=ANY),
-    Job(processes=3, calls=3, routes=("direct ring", "ring")),
-    Job(processes=3, calls=3, routes=("direct ring", "ring"), faults=1, kinds=CRASH),
-    Job(processes=3, calls=3, routes=("direct ring", "ring"), faults=1, kinds=ANY),
+    *_with_any_fault("all"),
+    *_with_any_fault("direct ring", "ring"),
 ]
-LARGEST = [
-    Job(processes=3, calls=3, routes=("direct ring", "from 1"), faults=1, kinds=ANY),
-    Job(processes=3, calls=3, routes=("from 0", "all", "from 1"), faults=1, kinds=ANY),
-]
+LARGEST = [*_with_any_fault("direct ring", "from 1"), *_with_any_fault("from 0", "all", "from 1")]
 
 
 def run(job: Job) -> int:

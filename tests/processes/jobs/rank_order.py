@@ -40,11 +40,13 @@ def check(over: Any, counts: list[int], what: str) -> None:
             total = np.add(*(ft.reduce(np.add, half) for half in np.split(xs, 2)))
         assert over.size < 3 or (total != ft.reduce(np.add, xs[::-1])).any()  # else nothing is seen
         with all_native(2 * jax.local_device_count()):
-            sums, parts = jax.block_until_ready(
-                mapped(
-                    lambda x: (jaxcoll.all_reduce(x, axes), jaxcoll.reduce_scatter(x, axes)), over
-                )(put(xs, over))
+            program = mapped(
+                lambda x: (jaxcoll.all_reduce(x, axes), jaxcoll.reduce_scatter(x, axes)), over
             )
+            sums, parts = jax.block_until_ready(program(put(xs, over)))
+        if ON_HOSTS:
+            rows = jaxcoll.explain(program, put(xs, over)).rows
+            assert [row.path for row in rows] == ["two-level"] * 2, rows
         assert_blocks(sums, np.broadcast_to(total, xs.shape), f"all_reduce of {xs.shape}, {what}")
         assert_blocks(parts, total, f"reduce_scatter of {xs.shape}, {what}")
 
