@@ -5,7 +5,8 @@
 For each shape, in turn and in one run: our call, native and as `auto` has it, the collective and
 the matmul on lax, the ring of `lax.ppermute` and matmuls, the matmul alone, of all blocks, and our
 collective alone; between processes also what getting at the blocks takes (block_moves.py). Results
-are compared with the first. Shapes that seem to miss an aim run in further jobs.
+are compared with the first. Shapes that seem to miss an aim run in further jobs. Where there are
+more cores than ranks, all of it also runs on as many cores: then a rank has one thread.
 """
 
 import argparse
@@ -159,13 +160,15 @@ def several() -> bool:
     return jax.process_count() > 1
 
 
-def measured(processes: int, devices: int, rounds: int) -> list[dict[str, Any]]:
-    """Returns a layout's rows, of all jobs together."""
-    layout = {"processes": processes, "devices": devices}
+def measured(
+    processes: int, devices: int, rounds: int, cores: int | None = None
+) -> list[dict[str, Any]]:
+    """Returns a layout's rows, of all jobs together, on so many cores, or on all."""
+    layout = {"processes": processes, "devices": devices} | ({"cores": cores} if cores else {})
 
     def rows_of(wanted: list[tuple[str, Shape]]) -> Any:
         arguments = ("--child", json.dumps(wanted), "--rounds", rounds)
-        for row in job(__file__, processes, devices, *arguments):
+        for row in job(__file__, processes, devices, *arguments, cores=cores):
             yield (row["kind"], (row["m"], row["k"], row["n"])), layout | row
 
     joined = dict(rows_of([(kind, s) for kind in KINDS for s in shapes(processes * devices)]))
@@ -205,7 +208,12 @@ def main() -> None:
     of = environment()
     layouts = [(1, int(d)) for d in chosen.devices.split(",") if d]
     layouts += [(int(p), 1) for p in chosen.processes.split(",") if p]
-    rows = [row for layout in layouts for row in measured(*layout, chosen.rounds)]
+    rows = [
+        row
+        for processes, devices in layouts
+        for cores in [None] + [processes * devices] * (of["cores"] > processes * devices)
+        for row in measured(processes, devices, chosen.rounds, cores)
+    ]
     result = {
         "command": command(),
         "environment": of,

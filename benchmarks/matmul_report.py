@@ -71,7 +71,8 @@ def _of_large(rows: list[dict[str, Any]]) -> str:
 
 def _ranks(row: dict[str, Any]) -> str:
     count = row["processes"]
-    return f"{count} processes" if count > 1 else f"{row['devices']} devices"
+    ranks = f"{count} processes" if count > 1 else f"{row['devices']} devices"
+    return f"{ranks}, {row['cores']} cores" if "cores" in row else ranks
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -94,7 +95,8 @@ def markdown(result: dict[str, Any]) -> str:
         "other; where the collective is short beside the matmul it is noise. Between processes "
         "*moved* is what a process takes to copy the others' blocks once, in pieces that stay in "
         "its cache, from memory that they share or by reading the other's, whichever is faster, "
-        "and *least* is alone and moved: a process has one core, which does both.",
+        "and *least* is alone and moved: on two cores a process has one, which does both. Ranks "
+        "with a number of cores, of more that there are, have one each, and one thread.",
         "",
         f"One call multiplies with SciPy's BLAS, here with kernels for {result['blas']}. "
         f"`auto` against lax's better form, over all {len(rows)} rows: geometric mean {mean:.2f}, "

@@ -9,13 +9,15 @@ from typing import Any
 
 from environment import machine
 
-from jaxcoll._environment import needed_environment, num_cpus
+from jaxcoll._environment import needed_environment
 
 PROCESS_TIMEOUT_S = 3600
 
 
-def job(script: str, processes: int, devices: int, *arguments: object) -> list[dict[str, Any]]:
-    """Runs a script in so many processes of so many devices each.
+def job(
+    script: str, processes: int, devices: int, *arguments: object, cores: int | None = None
+) -> list[dict[str, Any]]:
+    """Runs a script in so many processes of so many devices each, on so many cores, or all.
 
     Returns:
         The rows that its first process has printed, a line of JSON each.
@@ -24,13 +26,15 @@ def job(script: str, processes: int, devices: int, *arguments: object) -> list[d
         RuntimeError: it failed; the text is what it said.
     """
     command, environment = [sys.executable], {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
+    mine = sorted(os.sched_getaffinity(0))[:cores]
     if processes > 1:
         command += ["-m", "jaxcoll", "run", "-n", str(processes)]
     else:  # what `jaxcoll run` and `simulate_cpu_devices` set as well
-        environment |= needed_environment(devices, num_cpus(), environment)
+        environment |= needed_environment(devices, len(mine), environment)
     done = subprocess.run(
         [*command, script, *map(str, arguments)],
         env=environment,
+        preexec_fn=lambda: os.sched_setaffinity(0, mine),
         capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S,
     )  # fmt: skip
     if done.returncode != 0:

@@ -160,28 +160,38 @@ def _total(rows: Iterable[str]) -> datetime.timedelta:
     return datetime.timedelta(seconds=seconds)
 
 
-def main() -> int:
-    wanted = [word.lower() for word in sys.argv[1:]]
-    environments = make_environments()
-    earlier, rows, failed = earlier_rows() if wanted else {}, {}, 0
-    for step in steps(environments):
-        rows[step.name] = earlier.get(step.name, f"| {step.name} | not run | - | - | - |")
-        if not wanted or any(word in step.name.lower() for word in wanted):
-            rows[step.name], passed = run(step)
-            failed += not passed
-    if len(environments) == 1:
-        rows["newest JAX"] = "| newest JAX | NOT TESTED: no Python >= 3.12 here | - | - | - |"
+def write(rows: list[str]) -> str:
+    """Writes the report; returns it."""
     text = f"""# The last run of `make test-all`
 
 {datetime.date.today()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores. \
-All in all {_total(rows.values())}. A step may have been repeated by itself; rows have commits.
+All in all {_total(rows)}. A step may have been repeated by itself; rows have commits.
 
 | what | result | tests | time | commit |
 |---|---|---|--:|---|
 """
-    text += "\n".join(rows.values()) + "\n"
+    text += "\n".join(rows) + "\n"
     RESULTS.write_text(text)
-    print(f"\n{text}")
+    return text
+
+
+def main() -> int:
+    wanted = [word.lower() for word in sys.argv[1:]]
+    environments = make_environments()
+    all_steps = steps(environments)
+    earlier, failed = earlier_rows() if wanted else {}, 0
+    rows = {
+        step.name: earlier.get(step.name, f"| {step.name} | not run | - | - | - |")
+        for step in all_steps
+    }
+    if len(environments) == 1:
+        rows["newest JAX"] = "| newest JAX | NOT TESTED: no Python >= 3.12 here | - | - | - |"
+    for step in all_steps:
+        if not wanted or any(word in step.name.lower() for word in wanted):
+            rows[step.name], passed = run(step)
+            failed += not passed
+            write(list(rows.values()))  # what is stopped later has lost nothing
+    print(f"\n{write(list(rows.values()))}")
     return 1 if failed else 0
 
 
