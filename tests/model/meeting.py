@@ -8,7 +8,7 @@ the next run, as a program does that is started again.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from model.explore import ViolationError, explore
 
@@ -27,8 +27,7 @@ DONE, OPEN, MOVING, FAILING, FAILED = "done", "open", "moving", "failing", "fail
 RESULT, ERROR = "result", "error"
 
 
-@dataclasses.dataclass(frozen=True)
-class Thread:
+class Thread(NamedTuple):
     """A rank's, or a helper's.
 
     Attributes:
@@ -50,8 +49,7 @@ class Thread:
     outcomes: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """All threads, and the meeting."""
 
     threads: tuple[Thread, ...]
@@ -116,15 +114,15 @@ class Job:
                 yield f"{name} {thread.at}", new
         may_fail = (OPEN,) if self.has("only open calls fail") else (OPEN, MOVING)
         if state.deadlines < self.deadlines and state.state in may_fail:
-            more = dataclasses.replace(state, deadlines=state.deadlines + 1)
+            more = state._replace(deadlines=state.deadlines + 1)
             if self.has("the run fails, then ranks leave"):
-                more = dataclasses.replace(more, failed_runs=more.failed_runs | {more.run})
+                more = more._replace(failed_runs=more.failed_runs | {more.run})
             else:
-                more = dataclasses.replace(more, told_late=more.run)
+                more = more._replace(told_late=more.run)
             yield "a deadline", self._fail_open_call(more)
         if state.told_late >= 0:
             noted = state.failed_runs | {state.told_late}
-            yield "the run is noted", dataclasses.replace(state, failed_runs=noted, told_late=-1)
+            yield "the run is noted", state._replace(failed_runs=noted, told_late=-1)
 
     def _comes(self, state: State, i: int, thread: Thread) -> State | None:
         """Asks whether its run has failed."""
@@ -144,35 +142,35 @@ class Job:
                         return _left(state, i, ERROR)
                     raise ViolationError(f"rank {i} of run {thread.run} comes to run {state.run}")
                 state = self._fail_open_call(state)
-            state = dataclasses.replace(
-                state, state=OPEN, run=thread.run, arrivals=(), waits=frozenset(), ran=()
+            state = state._replace(
+                state=OPEN, run=thread.run, arrivals=(), waits=frozenset(), ran=()
             )
             if self.early:
-                state = dataclasses.replace(state, unfinished=self.ranks, ready=0, next=0)
+                state = state._replace(unfinished=self.ranks, ready=0, next=0)
         if state.state in (FAILED, FAILING):
             return _left(state, i, ERROR)
         arrivals = (*state.arrivals, i)
         is_last = len(arrivals) == self.ranks
-        state = dataclasses.replace(state, arrivals=arrivals, state=MOVING if is_last else OPEN)
+        state = state._replace(arrivals=arrivals, state=MOVING if is_last else OPEN)
         state = _with(state, i, is_inside=True, done_before=state.num_done)
         if self.early:
-            state = dataclasses.replace(state, ready=len(arrivals))
+            state = state._replace(ready=len(arrivals))
             if not self.has("all have come"):
-                state = dataclasses.replace(state, ready=min(self.ranks, len(arrivals) + 1))
+                state = state._replace(ready=min(self.ranks, len(arrivals) + 1))
             if state.at_work == self.cores:
                 return self._wait(state, i)
-            state = dataclasses.replace(state, at_work=state.at_work + 1)
+            state = state._replace(at_work=state.at_work + 1)
             return _with(_helped(state, self.ranks) if is_last else state, i, at="takes")
         if not is_last and self.has("all have come"):
             return self._wait(state, i)
         return _with(state, i, at="counts" if self.has("counted, then ready") else "readies")
 
     def _counts(self, state: State, i: int, thread: Thread) -> State:
-        state = dataclasses.replace(state, unfinished=self.chunks)
+        state = state._replace(unfinished=self.chunks)
         return _with(state, i, at="readies" if self.has("counted, then ready") else "calls")
 
     def _readies(self, state: State, i: int, thread: Thread) -> State:
-        state = dataclasses.replace(state, ready=self.chunks, next=0)
+        state = state._replace(ready=self.chunks, next=0)
         return _with(state, i, at="calls" if self.has("counted, then ready") else "counts")
 
     def _calls(self, state: State, i: int, thread: Thread) -> State:
@@ -183,12 +181,10 @@ class Job:
             return self._found_none(state, i)
         if not self.has("one takes a chunk"):
             return _with(state, i, at="takes_it", chunk=state.next)
-        return _with(
-            dataclasses.replace(state, next=state.next + 1), i, at="runs", chunk=state.next
-        )
+        return _with(state._replace(next=state.next + 1), i, at="runs", chunk=state.next)
 
     def _takes_it(self, state: State, i: int, thread: Thread) -> State:
-        return _with(dataclasses.replace(state, next=thread.chunk + 1), i, at="runs")
+        return _with(state._replace(next=thread.chunk + 1), i, at="runs")
 
     def _runs(self, state: State, i: int, thread: Thread) -> State:
         needed = state.arrivals[: thread.chunk + 1] if self.early else range(self.ranks)
@@ -200,14 +196,14 @@ class Job:
                 raise ViolationError(
                     f"chunk {thread.chunk} touches rank {rank}, which is not there"
                 )
-        return _with(dataclasses.replace(state, ran=(*state.ran, thread.chunk)), i, at="ends")
+        return _with(state._replace(ran=(*state.ran, thread.chunk)), i, at="ends")
 
     def _ends(self, state: State, i: int, thread: Thread) -> State:
         """Counts its chunk; after the last one it ends the call."""
         left = state.unfinished - 1
         if left < 0:
             raise ViolationError("more chunks are run than there are")
-        state = dataclasses.replace(state, unfinished=left)
+        state = state._replace(unfinished=left)
         is_last = left == 0 and self.has("the last chunk ends the call")
         return _with(state, i, at="finishes" if is_last else "takes")
 
@@ -231,7 +227,7 @@ class Job:
         if self.early:
             if state.next < state.ready and self.has("look again, then wait"):
                 return _with(state, i, at="takes")
-            state = dataclasses.replace(state, at_work=state.at_work - 1)
+            state = state._replace(at_work=state.at_work - 1)
         return self._wait(state, i)
 
     def _wait(self, state: State, i: int) -> State:
@@ -239,26 +235,26 @@ class Job:
         asks = self.has("ended calls are not waited for")
         if asks and state.num_done != thread.done_before:
             return _left(state, i, thread.outcome)
-        return _with(dataclasses.replace(state, waits=state.waits | {i}), i, at="waits")
+        return _with(state._replace(waits=state.waits | {i}), i, at="waits")
 
     # ---- The ends of a call ----------------------------------------------------------------------
 
     def _fail_open_call(self, state: State) -> State:
         if self.early:
             left = state.unfinished - (self.ranks - state.next)
-            state = dataclasses.replace(state, ready=0, next=0, unfinished=left)
+            state = state._replace(ready=0, next=0, unfinished=left)
             if left > 0 and self.has("chunks end, then ranks leave"):
-                return dataclasses.replace(state, state=FAILING)
+                return state._replace(state=FAILING)
         return self._end_call(state, ERROR)
 
     def _end_call(self, state: State, outcome: str) -> State:
         ended = DONE if outcome == RESULT else FAILED
-        state = dataclasses.replace(state, state=ended, num_done=state.num_done + 1)
+        state = state._replace(state=ended, num_done=state.num_done + 1)
         for i in state.arrivals:
             state = _with(state, i, outcome=outcome)
         for i in state.waits:
             state = _left(state, i, outcome)
-        return dataclasses.replace(state, waits=frozenset())
+        return state._replace(waits=frozenset())
 
     def check_end(self, state: State) -> str | None:
         ranks = state.threads[: self.ranks]
@@ -273,8 +269,8 @@ class Job:
 
 def _with(state: State, i: int, **changes: Any) -> State:
     threads = list(state.threads)
-    threads[i] = dataclasses.replace(threads[i], **changes)
-    return dataclasses.replace(state, threads=tuple(threads))
+    threads[i] = threads[i]._replace(**changes)
+    return state._replace(threads=tuple(threads))
 
 
 def _left(state: State, i: int, outcome: str) -> State:

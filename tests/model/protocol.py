@@ -17,7 +17,7 @@ switched off, to see that the check misses it.
 import dataclasses
 import functools as ft
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from model.explore import ViolationError
 
@@ -40,8 +40,10 @@ AHEAD = 1  # calls that a process may leave before those have come that read wha
 DONE, ERROR, CRASHED = "result", "error", "crashed"
 
 
-@dataclasses.dataclass(frozen=True)
-class Lane:
+# Tuples, which are quicker to look up than dataclasses, as there are many states.
+
+
+class Lane(NamedTuple):
     """What others see of a lane: the published word, and the rounds that its window holds."""
 
     tag: int | None = None
@@ -49,8 +51,7 @@ class Lane:
     held: tuple[Any, ...] = (None,) * ROUNDS_IN_WINDOW
 
 
-@dataclasses.dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """Where a process stands.
 
     Attributes:
@@ -76,8 +77,7 @@ class Process:
     stopped: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """The whole job; `ended[i][j][n]` is the last call in lane n of j that i has ended."""
 
     processes: tuple[Process, ...]
@@ -211,9 +211,9 @@ class Job:
             yield from self._own_steps(state, i, process)
             if "deadline" in self.kinds and process.call < self.calls and not state.failed:
                 ended = _with(state, i, end=ERROR)
-                yield f"{i} gives up", dataclasses.replace(ended, failed=True)
+                yield f"{i} gives up", ended._replace(failed=True)
             if state.faults < self.faults:
-                more = dataclasses.replace(state, faults=state.faults + 1)
+                more = state._replace(faults=state.faults + 1)
                 if "crash" in self.kinds:
                     yield f"{i} crashes", _with(more, i, end=CRASHED)
                 if "stop" in self.kinds:
@@ -240,16 +240,14 @@ class Job:
             return
         phase, round_ = self.phase_and_round(process.call, process.step)
         if round_ is None:
-            yield from self._own_steps(
-                state, i, dataclasses.replace(process, step=process.step + 1)
-            )
+            yield from self._own_steps(state, i, process._replace(step=process.step + 1))
             return
         if process.at == 0:
             found = self._reached(state, i, process)
             if found is None:
                 yield from self._waits(state, i)
                 return
-            process = dataclasses.replace(process, found=found)
+            process = process._replace(found=found)
         if phase == 0:
             yield self._leave(state, i, process, round_)
         else:
@@ -318,10 +316,10 @@ class Job:
         if self.is_direct(call):
             owner = state.processes[other]
             if owner.end == CRASHED:
-                failed = dataclasses.replace(state, failed=True)
+                failed = state._replace(failed=True)
                 return f"{i} can't read {other}'s memory", _with(failed, i, end=ERROR)
             if owner.end is not None or owner.call != call:
-                process = dataclasses.replace(process, doubts=True)
+                process = process._replace(doubts=True)
         if process.at == 0 and "read before end" in self.without:
             for j in sources:
                 state = _with_ended(state, i, j, dict(process.found)[j], self.tag(call))
@@ -348,7 +346,7 @@ class Job:
         if state.failed:
             yield f"{i} sees the failure", _with(state, i, end=ERROR)
             return
-        failed = dataclasses.replace(_with(state, i, end=ERROR), failed=True)
+        failed = _with(state, i, end=ERROR)._replace(failed=True)
         gone = any(process.end == CRASHED for process in state.processes)
         if gone and "death is noticed" not in self.without:
             yield f"{i} sees that another is gone", failed
@@ -418,18 +416,18 @@ class Job:
 
 def _with(state: State, i: int, **changes: Any) -> State:
     processes = list(state.processes)
-    processes[i] = dataclasses.replace(processes[i], **changes)
-    return dataclasses.replace(state, processes=tuple(processes))
+    processes[i] = processes[i]._replace(**changes)
+    return state._replace(processes=tuple(processes))
 
 
 def _with_lane(state: State, i: int, n: int, **changes: Any) -> State:
     lanes = list(state.lanes[i])
-    lanes[n] = dataclasses.replace(lanes[n], **changes)
-    return dataclasses.replace(state, lanes=(*state.lanes[:i], tuple(lanes), *state.lanes[i + 1 :]))
+    lanes[n] = lanes[n]._replace(**changes)
+    return state._replace(lanes=(*state.lanes[:i], tuple(lanes), *state.lanes[i + 1 :]))
 
 
 def _with_ended(state: State, i: int, j: int, n: int, tag: int) -> State:
     of_j = list(state.ended[i][j])
     of_j[n] = tag
     mine = (*state.ended[i][:j], tuple(of_j), *state.ended[i][j + 1 :])
-    return dataclasses.replace(state, ended=(*state.ended[:i], mine, *state.ended[i + 1 :]))
+    return state._replace(ended=(*state.ended[:i], mine, *state.ended[i + 1 :]))

@@ -11,30 +11,25 @@ full, long = pytest.mark.full, pytest.mark.long
 LAYOUTS = [(2, 2), (3, 1), (2, 1), (4, 1), (2, 4), (8, 1)]  # processes, devices of each
 
 
-def _layouts(always: int) -> list[object]:
-    """Returns the first ones as they are, and the others for --full alone."""
-    return [
-        pytest.param(*layout, id="x".join(map(str, layout)), marks=[full] * (i >= always))
-        for i, layout in enumerate(LAYOUTS)
-    ]
-
-
 def assert_all(lines: dict[int, list[str]], text: str) -> None:
     for rank, said in lines.items():
         assert text in said, (rank, said)
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), _layouts(1))
+@pytest.mark.parametrize(
+    ("processes", "devices"),
+    [LAYOUTS[0], *(pytest.param(*layout, marks=full) for layout in LAYOUTS[1:])],
+)
 def test_every_op_has_numpys_values(processes: int, devices: int):
     lines = run_job("values.py", "all", processes=processes, devices=devices)
     assert_all(lines, "all values are right")
 
 
 @needs_native
-@pytest.mark.parametrize(("processes", "devices"), _layouts(2)[1:])
-def test_one_op_of_each_kind(processes: int, devices: int):
-    lines = run_job("values.py", "some", processes=processes, devices=devices)
+def test_one_op_of_each_kind():
+    """Where each process has one device; with --full the test above has all ops there, too."""
+    lines = run_job("values.py", "some", processes=3)
     assert_all(lines, "all values are right")
 
 
@@ -110,9 +105,8 @@ def test_processes_that_compile_at_different_times(processes, devices, cache, tm
 
 
 @full
-@pytest.mark.parametrize("ops", ["some", "all"])
-def test_the_same_on_lax(ops: str):
-    lines = run_job("values.py", ops, processes=2, devices=2, JAXCOLL_BACKEND="lax")
+def test_the_same_on_lax():
+    lines = run_job("values.py", "all", processes=2, devices=2, JAXCOLL_BACKEND="lax")
     assert_all(lines, "all values are right")
 
 
