@@ -15,6 +15,7 @@
 #include "core/clock.h"
 #include "failures.h"
 #include "host/black_box.h"
+#include "host/diagnosis.h"
 #include "host/job.h"
 #include "host/recorder.h"
 #include "host/watchdog.h"
@@ -332,6 +333,39 @@ void AProcessThatLeavesIsNotWaitedFor(Context& context) {
                  "the process has come to its end without this call", "execution 2"});
 }
 
+/// Of calls that only the callers record: by the records of the others.
+void WhoHasNotMadeACallIsTold(Context& context) {
+  DescribeSite(5010, "a call on GPUs");
+  Host host(3);
+  ObserveAll(host);
+  const auto call = [](std::int64_t device, std::uint64_t site, std::int64_t rank,
+                       std::int64_t execution) {
+    Recorder::Entry& entry = Recorder::Get().Begin(
+        device, {.site = site, .group = 79, .rank = rank, .now_ns = NowNs() - 1000 * kMs});
+    entry.execution.store(execution);
+  };
+  call(1801, 5010, 1, 3);
+  call(1801, 5010, 1, 4);
+  call(1802, 5010, 2, 3);
+  call(1803, 5010, 3, 3);
+  const auto text = [&] {
+    return AbsentText(*host.job(0).session(), {40, 41, 42, 42}, 79, 5010, 4);
+  };
+  const std::string pid = std::to_string(getpid());
+  const std::string both = text();
+  context.Expect(both.starts_with("rank 2, 3 (process 42, pid " + pid + ", running)\n  rank 2: "),
+                 both);
+  context.Expect(both.find("\n  rank 3: waits, since 1.") != std::string::npos, both);
+  for (std::size_t i = 0; i < Recorder::kCapacity; ++i) {
+    call(1802, 5011, 2, 1);
+  }
+  const std::string one = text();
+  context.Expect(one.starts_with("rank 3 (process 42, pid " + pid + ", running)\n"),
+                 "of the other it isn't known any more: " + one);
+  call(1803, 5010, 3, 5);
+  context.Expect(text().empty(), text());
+}
+
 // ---- After a failure --------------------------------------------------------------------------
 
 void EveryLaterCallFailsAtOnce(Context& context) {
@@ -487,6 +521,7 @@ const Suite suite(
      {"DifferentCallsFailBoth", DifferentCallsFailBoth},
      {"WaitsOfAnyLengthAreNoMismatch", WaitsOfAnyLengthAreNoMismatch},
      {"AProcessThatLeavesIsNotWaitedFor", AProcessThatLeavesIsNotWaitedFor},
+     {"WhoHasNotMadeACallIsTold", WhoHasNotMadeACallIsTold},
      {"EveryLaterCallFailsAtOnce", EveryLaterCallFailsAtOnce},
      {"AllWorksInTheNextSegment", AllWorksInTheNextSegment},
      {"AttachingDoesNotMendCallsInProgress", AttachingDoesNotMendCallsInProgress},

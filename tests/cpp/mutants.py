@@ -978,6 +978,13 @@ MUTANTS = [
         ("cuda_failing", "OneThatDoesNotCallIsNamed"),
     ),
     Mutant(
+        "a rank whose records are gone is not called absent",
+        "csrc/host/diagnosis.cc",
+        "  return are_all_kept || is_one_before_kept ? std::optional<bool>(false) : std::nullopt;",
+        "  return std::optional<bool>(false);",
+        ("exchange_failing", "WhoHasNotMadeACallIsTold"),
+    ),
+    Mutant(
         "who has not come is named though it is another process's",
         "csrc/cuda/clique.cc",
         "  const bool are_others = late.empty() && is_shared() && limits.absent != nullptr;",
