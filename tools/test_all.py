@@ -180,10 +180,7 @@ def main() -> int:
     environments = make_environments()
     all_steps = steps(environments)
     earlier, failed = earlier_rows() if wanted else {}, 0
-    rows = {
-        step.name: earlier.get(step.name, f"| {step.name} | not run | - | - | - |")
-        for step in all_steps
-    }
+    rows = {step.name: f"| {step.name} | not run | - | - | - |" for step in all_steps} | earlier
     if len(environments) == 1:
         rows["newest JAX"] = "| newest JAX | NOT TESTED: no Python >= 3.12 here | - | - | - |"
     for step in all_steps:
