@@ -73,7 +73,8 @@ def make_environments() -> list[tuple[str, pathlib.Path]]:
     for venv, variables in chosen:
         subprocess.run(["make", "env", f"VENV={venv}", *variables], cwd=ROOT, check=True)
         version = (
-            "import jax, sys; print(f'jax {jax.__version__}, Python {sys.version.split()[0]}')"
+            "import jax, sys; "
+            "print('jax {}, Python {}.{}'.format(jax.__version__, *sys.version_info))"
         )
         python = ROOT / venv / "bin" / "python"
         name = subprocess.run([python, "-c", version], capture_output=True, text=True, check=True)
@@ -127,7 +128,7 @@ def counts() -> str:
     return ", ".join(f"{count} {what}" for what, count in parts.items() if count)
 
 
-def run(step: Step) -> tuple[str, bool]:
+def run(step: Step, commit: str) -> tuple[str, bool]:
     """Runs one step; returns its row of the table and whether it passed."""
     print(f"\n==== {step.name}: {' '.join(step.command)}", flush=True)
     command = list(step.command)
@@ -138,7 +139,7 @@ def run(step: Step) -> tuple[str, bool]:
     passed = subprocess.run(command, cwd=ROOT, env=os.environ | step.environment).returncode == 0
     took = datetime.timedelta(seconds=round(time.monotonic() - start))
     verdict = "passed" if passed else "FAILED"
-    return f"| {step.name} | {verdict} | {counts()} | {took} | {_commit()} |", passed
+    return f"| {step.name} | {verdict} | {counts()} | {took} | {commit} |", passed
 
 
 def _commit() -> str:
@@ -179,13 +180,14 @@ def main() -> int:
     wanted = [word.lower() for word in sys.argv[1:]]
     environments = make_environments()
     all_steps = steps(environments)
+    commit = _commit()  # before RESULTS.md is another one
     earlier, failed = earlier_rows() if wanted else {}, 0
     rows = {step.name: f"| {step.name} | not run | - | - | - |" for step in all_steps} | earlier
     if len(environments) == 1:
         rows["newest JAX"] = "| newest JAX | NOT TESTED: no Python >= 3.12 here | - | - | - |"
     for step in all_steps:
         if not wanted or any(word in step.name.lower() for word in wanted):
-            rows[step.name], passed = run(step)
+            rows[step.name], passed = run(step, commit)
             failed += not passed
             write(list(rows.values()))  # what is stopped later has lost nothing
     print(f"\n{write(list(rows.values()))}")
