@@ -101,6 +101,8 @@ def steps(environments: list[tuple[str, pathlib.Path]]) -> list[Step]:
             all_steps += [
                 Step(f"{jax}, {path}, {part}", [*pytest, *more, *which], environment)
                 for part, which in PARTS.items()
+                # Jobs of several processes choose the path themselves.
+                if not (environment and which is PROCESSES)
             ]
     fallback = ["make", "test-fallback", f"JAX={oldest_jax()}"]
     for part, which in PARTS.items():
