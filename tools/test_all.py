@@ -101,7 +101,8 @@ def steps(environments: list[tuple[str, pathlib.Path]]) -> list[Step]:
             all_steps += [
                 Step(f"{jax}, {path}, {part}", [*pytest, *more, *which], environment)
                 for part, which in PARTS.items()
-                # Jobs of several processes choose the path themselves.
+                # Tests of several processes are mostly of the engine and its errors, in whose place
+                # they would meet Gloo's. Those of lax set it themselves.
                 if not (environment and which is PROCESSES)
             ]
     fallback = ["make", "test-fallback", f"JAX={oldest_jax()}"]
