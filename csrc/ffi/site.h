@@ -7,6 +7,8 @@
 // all.
 #pragma once
 
+#include <atomic>     // std::atomic
+#include <cstddef>    // std::size_t
 #include <cstdint>    // std::int64_t
 #include <exception>  // std::exception
 #include <memory>     // std::unique_ptr
@@ -29,15 +31,26 @@ class SiteState : public Pooled {
   static xla::ffi::TypeId id;
   static const xla::ffi::TypeInfo info;
 
-  explicit SiteState(CallSite* site) : site_(site) {}
+  explicit SiteState(CallSite* site)
+      : site_(site),
+        num_operands_(site->work().num_operands()),
+        num_results_(site->work().num_results()) {}
   SiteState(const SiteState&) = delete;
   SiteState& operator=(const SiteState&) = delete;
   ~SiteState() { site_->Unref(); }
 
   [[nodiscard]] CallSite& site() const { return *site_; }
+  [[nodiscard]] std::size_t num_operands() const { return num_operands_; }
+  [[nodiscard]] std::size_t num_results() const { return num_results_; }
+  /// Whether the buffers of a call were seen to have the right sizes.
+  [[nodiscard]] bool is_checked() const { return is_checked_.load(std::memory_order_relaxed); }
+  void NoteChecked() { is_checked_.store(true, std::memory_order_relaxed); }
 
  private:
   CallSite* site_;
+  std::size_t num_operands_;
+  std::size_t num_results_;
+  std::atomic<bool> is_checked_{false};
 };
 
 using Instantiated = xla::ffi::ErrorOr<std::unique_ptr<SiteState>>;

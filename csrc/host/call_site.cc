@@ -83,6 +83,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
                    const MembersHere& here)
     : id_(id),
       work_(std::move(work)),
+      is_of_one_device_(groups.size() == 1 && groups.front().size() == 1),
       first_member_(here.first),
       members_(here.count),
       pace_(&NextPace()),

@@ -72,6 +72,14 @@ class CallSite final : public Pooled, private CallNames {
     }
   }
 
+  /// Where the program of that member runs, each time; -1 where that is not known: it has not been
+  /// here, or it is a program of one device, which may run on any.
+  [[nodiscard]] std::int64_t FixedDevice(std::int64_t logical_id) const {
+    const std::size_t at = At(logical_id);
+    const bool is_known = at < members_.size() && !is_of_one_device_;
+    return is_known ? members_[at].device.load(std::memory_order_relaxed) : -1;
+  }
+
   /// One execution on one device, between Begin and Arrive. Null meeting: `logical_id` is in no
   /// group.
   struct Visit {
@@ -164,6 +172,7 @@ class CallSite final : public Pooled, private CallNames {
   const std::uint64_t id_;
   const std::unique_ptr<const Work> work_;
   std::int64_t only_member_ = -1;
+  const bool is_of_one_device_;  // the program
   const std::int64_t first_member_;
   SmallArray<Member, 1> members_;  // of this process, and what is between them; see At
   Pace* const pace_;

@@ -108,6 +108,22 @@ void NoThreadStaysForEver(Context& context) {
   }
 }
 
+/// Only programs for several devices are compiled for these.
+void DevicesAreKnownWhereProgramsCantMove(Context& context) {
+  for (const std::size_t p : kNumRanks) {
+    const Site site = MakeSite(1, OneGroup(p), std::make_unique<StampWork>());
+    context.Expect(site->FixedDevice(0) == -1, "nobody has been here");
+    const std::int64_t run = FreshRuns();
+    RunRanks(context, p, [&](std::size_t rank) { return Repeat(*site, p, rank, run, 1); });
+    for (std::size_t rank = 0; rank < p; ++rank) {
+      const std::int64_t device = kFirstDevice + static_cast<std::int64_t>(rank);
+      context.Expect(site->FixedDevice(static_cast<std::int64_t>(rank)) == (p > 1 ? device : -1),
+                     "the device of each member, if it can't move");
+    }
+    context.Expect(site->FixedDevice(static_cast<std::int64_t>(p)) == -1, "no member, no device");
+  }
+}
+
 /// XLA starts independent calls in any order, and on each device in another.
 void AnyOrderOfSitesWillDo(Context& context) {
   constexpr std::size_t kSites = 6;
@@ -437,6 +453,7 @@ const Suite suite("meeting",
                    {"RunIdsMayRepeat", RunIdsMayRepeat},
                    {"ThreadsStayWhereProgramsCompute", ThreadsStayWhereProgramsCompute},
                    {"NoThreadStaysForEver", NoThreadStaysForEver},
+                   {"DevicesAreKnownWhereProgramsCantMove", DevicesAreKnownWhereProgramsCantMove},
                    {"AnyOrderOfSitesWillDo", AnyOrderOfSitesWillDo},
                    {"ClonesStayApart", ClonesStayApart},
                    {"GroupsOfAMesh", GroupsOfAMesh},

@@ -54,6 +54,13 @@ MUTANTS = [
         ("meeting", "OtherIterationsAreRefused"),
     ),
     Mutant(
+        "a program of one device is asked each time where it runs",
+        "csrc/host/call_site.h",
+        "at < members_.size() && !is_of_one_device_;",
+        "at < members_.size();",
+        ("meeting", "DevicesAreKnownWhereProgramsCantMove"),
+    ),
+    Mutant(
         "iterations are counted from the start of each run",
         "csrc/host/call_site.cc",
         "if (member.iteration < 0 || member.run.load(std::memory_order_relaxed) != run) {",

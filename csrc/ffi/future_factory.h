@@ -1,13 +1,9 @@
-// ffi/outcome.h: what our handlers return: success at once, an error, or a Future.
+// ffi/future_factory.h: XLA's futures, for programs that wait in a call.
 //
 // XLA's own ffi::Future encoding needs a Promise, three allocations and a callback for each call.
 // A handler here either finishes at once (no Future at all) or leaves a raw XLA_FFI_Future that a
 // runner completes later.
 #pragma once
-
-#include <optional>  // std::optional
-#include <utility>   // std::move
-#include <variant>   // std::variant
 
 #include "core/status.h"
 #include "ffi/error.h"
@@ -17,12 +13,6 @@
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxcoll {
-
-/// A handler's result.
-struct Outcome {
-  xla::ffi::Error error = xla::ffi::Error::Success();
-  XLA_FFI_Future* future = nullptr;  // null: `error` is the result
-};
 
 /// Makes XLA futures for programs that wait, and completes them.
 class FutureFactory final : public WaiterFactory {
@@ -75,28 +65,3 @@ class FutureFactory final : public WaiterFactory {
 };
 
 }  // namespace jaxcoll
-
-template <xla::ffi::ExecutionStage stage>
-struct xla::ffi::ResultEncoding<stage, jaxcoll::Outcome> {
-  static std::variant<XLA_FFI_Error*, XLA_FFI_Future*> Encode(const XLA_FFI_Api* api,
-                                                              XLA_FFI_ExecutionContext* /*ctx*/,
-                                                              jaxcoll::Outcome outcome) {
-    if (outcome.future != nullptr) {
-      return outcome.future;
-    }
-    if (outcome.error.success()) {
-      return static_cast<XLA_FFI_Error*>(nullptr);
-    }
-    return internal::CreateError(api, outcome.error);
-  }
-};
-
-/// Hands the API table to a handler.
-template <>
-struct xla::ffi::CtxDecoding<jaxcoll::FutureFactory> {
-  using Type = jaxcoll::FutureFactory;
-  static std::optional<Type> Decode(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* /*ctx*/,
-                                    DiagnosticEngine& /*diagnostic*/) {
-    return jaxcoll::FutureFactory(api);
-  }
-};
