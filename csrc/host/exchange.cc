@@ -66,6 +66,7 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       members_(members),
       route_(std::move(route)),
       steps_(route_->num_phases(), route_->num_rounds()),
+      takes_one_by_one_(route_->takes_one_by_one()),
       is_ahead_(GoesAhead(members.mine())),
       turning_bytes_(TurningBytes(*route_, session.segment().shape().window_bytes)),
       turning_span_(
@@ -143,19 +144,20 @@ void Exchange::AddTo(Footprint& footprint) const {
 }
 
 Lane& Exchange::lane() const {
-  return session_->segment().lane(session_->seat(), static_cast<std::size_t>(lane_));
+  return segment_->lane(session_->seat(), static_cast<std::size_t>(lane_));
 }
 
 void Exchange::Prepare() {
   if (const std::uint64_t epoch = job_.epoch(); session_ == nullptr || epoch != epoch_) {
     epoch_ = epoch;
     session_ = job_.session();
+    segment_ = &session_->segment();
     turn_.occurrences = &session_->Occurrences(group_, site_);
-    fits_ = session_->segment().shape().window_bytes == window_bytes_ &&
+    fits_ = segment_->shape().window_bytes == window_bytes_ &&
             session_->processes() == processes_ && session_->can_read_peers() == can_read_peers_ &&
             session_->copy_costs() == copy_costs_ && steps_.count() <= Lane::kMaxProgress;
     for (std::size_t process = 0; process < members_.num_processes(); ++process) {
-      const Seat& seat = session_->segment().seat(members_.seat(process));
+      const Seat& seat = segment_->seat(members_.seat(process));
       pids_[process] = seat.pid.load(std::memory_order_acquire);
     }
   }
@@ -165,14 +167,17 @@ std::shared_ptr<const Status> Exchange::Failure() const {
   if (!HasFailed()) {
     return nullptr;
   }
-  return std::make_shared<const Status>(Internal(session_->segment().failure()));
+  return std::make_shared<const Status>(Internal(segment_->failure()));
 }
 
-void Exchange::Fail(const Status& cause) const { session_->segment().Fail(cause.message); }
+void Exchange::Fail(const Status& cause) const { segment_->Fail(cause.message); }
+
+void Exchange::FailFor(const char* why) const { segment_->Fail(names_.Text() + ": " + why); }
 
 // ---- Steps ------------------------------------------------------------------------------------
 
-Exchange::Progress Exchange::Begin(bool spins) {
+// All of a small call in one piece: some thirty functions that call each other take a tenth of it.
+[[gnu::flatten]] Exchange::Progress Exchange::Begin(bool spins) {
   turn_.ticket = 0;
   lane_ = -1;
   step_ = {};
@@ -187,7 +192,7 @@ Exchange::Progress Exchange::Begin(bool spins) {
     peer.rounds_taken = 0;
   }
   if (!fits_) {
-    session_->segment().Fail(names_.Text() + ": it does not fit the job's shared memory");
+    FailFor("it does not fit the job's shared memory");
     return Progress::kFailed;
   }
   if (spins) {
@@ -207,19 +212,19 @@ bool Exchange::OpenLane() {
   if (lane_ < 0) {
     return false;
   }
-  Seat& seat = session_->segment().seat(session_->seat());
+  Seat& seat = segment_->seat(session_->seat());
   const auto used = static_cast<std::uint32_t>(lane_ + 1);
   std::uint32_t known = seat.num_used_lanes.load(std::memory_order_relaxed);
   while (known < used && !seat.num_used_lanes.compare_exchange_weak(known, used)) {
   }
   begin_ = turning_bytes_ > 0 ? session_->TakeBytes(lane_, turning_bytes_, turning_span_) : 0;
   windows_[members_.mine()] =
-      session_->segment().window(session_->seat(), static_cast<std::size_t>(lane_)) + begin_;
+      segment_->window(session_->seat(), static_cast<std::size_t>(lane_)) + begin_;
   return true;
 }
 
 bool Exchange::Find(Peer& peer) const {
-  const Segment& segment = session_->segment();
+  const Segment& segment = *segment_;
   const std::size_t num_lanes = segment.seat(peer.seat).num_used_lanes.load();
   std::size_t at = session_->LikelyLane(peer.seat);
   for (std::size_t i = 0; i < num_lanes; ++i, ++at) {
@@ -262,7 +267,7 @@ bool Exchange::HasReached(Peer& peer) const {
 void Exchange::PrefetchPeers() const {
   for (const Peer& peer : peers_) {
     if (peer.reads != 0) {
-      PrefetchSmall(session_->segment().window(peer.seat, session_->LikelyLane(peer.seat)));
+      PrefetchSmall(segment_->window(peer.seat, session_->LikelyLane(peer.seat)));
     }
   }
 }
@@ -281,10 +286,14 @@ bool Exchange::CanGoOn() {
 
 void Exchange::Need() {
   has_noted_needs_ = true;
+  if (step_.number == 0) {  // nobody comes before a call's first step
+    has_needs_ = false;
+    return;
+  }
   const std::size_t left = steps_.NeedsLeft(step_);
   const std::size_t read = steps_.NeedsRead(step_);
   has_needs_ = left > 0 || read > 0;
-  if (!has_needs_) {  // as before a call's first step; what is noted of earlier ones was reached
+  if (!has_needs_) {  // what is noted of earlier ones was reached
     return;
   }
   for (Peer& peer : peers_) {
@@ -296,7 +305,7 @@ void Exchange::Need() {
 }
 
 void Exchange::Locate(const Peer& peer) {
-  windows_[peer.process] = session_->segment().window(peer.seat, peer.lane_number) + peer.begin;
+  windows_[peer.process] = segment_->window(peer.seat, peer.lane_number) + peer.begin;
 }
 
 bool Exchange::TakeWhatCame(std::size_t round) {
@@ -339,8 +348,8 @@ void Exchange::Publish() {
 }
 
 void Exchange::Ring(const Peer& peer) const {
-  if (session_->segment().seat(peer.seat).sleepers.load(std::memory_order_seq_cst) != 0) {
-    session_->segment().Ring(peer.seat);
+  if (segment_->seat(peer.seat).sleepers.load(std::memory_order_seq_cst) != 0) {
+    segment_->Ring(peer.seat);
   }
 }
 
@@ -351,7 +360,7 @@ bool Exchange::Advance() {
     }
     const std::size_t phase = step_.phase;
     const std::size_t round = steps_.round(step_);
-    const bool takes = phase == 1 && route_->takes_one_by_one();
+    const bool takes = phase == 1 && takes_one_by_one_;
     if (!has_noted_needs_) {
       Need();
     }
@@ -364,7 +373,7 @@ bool Exchange::Advance() {
       PrefetchOnce();  // while the others' data is on its way
       return false;
     }
-    if (phase > 0 && round == 0) {  // the first that reads
+    if (phase > 0 && round == 0 && !takes) {  // the first that reads
       for (const Peer& peer : peers_) {
         Locate(peer);
       }
@@ -373,7 +382,7 @@ bool Exchange::Advance() {
       can_read = route_->Run(phase, round, local_, {windows_.data(), pids_.data()});
     }
     if (!can_read) {
-      session_->segment().Fail(names_.Text() + ": another process's memory can't be read any more");
+      FailFor("another process's memory can't be read any more");
       return false;
     }
     ++num_moves_;
@@ -404,7 +413,7 @@ bool Exchange::End() {
       if (!peer.is_watched) {
         continue;
       }
-      auto& ended = session_->segment().ended(session_->seat(), peer.seat, peer.lane_number);
+      auto& ended = segment_->ended(session_->seat(), peer.seat, peer.lane_number);
       if (peer.is_ahead) {  // it may wait for that: as in Publish
         ended.store(tag_, std::memory_order_seq_cst);
         Ring(peer);
@@ -470,7 +479,7 @@ void Exchange::Sleep() {
     nanosleep(&nap, nullptr);
     return;
   }
-  Seat& seat = session_->segment().seat(session_->seat());
+  Seat& seat = segment_->seat(session_->seat());
   seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t bell = seat.bell.load(std::memory_order_seq_cst);
   if (!CanGoOn() && !HasFailed()) {

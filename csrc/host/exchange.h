@@ -120,7 +120,7 @@ class Exchange : public Pooled {
   /// Takes note of the job's session as it is now; before each call, and not during one.
   void Prepare();
   /// Whether the prepared call can't be made, or ended so: the job has failed.
-  [[nodiscard]] bool HasFailed() const { return session_->segment().failed(); }
+  [[nodiscard]] bool HasFailed() const { return segment_->failed(); }
   /// Why, or null.
   [[nodiscard]] std::shared_ptr<const Status> Failure() const;
 
@@ -203,6 +203,7 @@ class Exchange : public Pooled {
   void PrefetchOnce();
   /// After the last step.
   bool End();
+  [[gnu::noinline]] void FailFor(const char* why) const;
   /// How long to look for the others without sleeping.
   [[nodiscard]] std::int64_t SpinNs() const;
   /// Goes on until it has looked for the others for so long since it has last done something.
@@ -224,14 +225,16 @@ class Exchange : public Pooled {
   // What each call touches comes first, and what it seldom does last: so it has fewer cache lines.
   Job& job_;
   std::shared_ptr<Session> session_;
-  std::uint64_t epoch_ = 0;  // of the job when session_ was taken
-  Session::Turn turn_;       // of the last call
+  const Segment* segment_ = nullptr;  // its
+  std::uint64_t epoch_ = 0;           // of the job when session_ was taken
+  Session::Turn turn_;                // of the last call
   const std::uint64_t group_;
   const std::uint64_t site_;
   const std::uint64_t hash_;  // of both, see CallName
   const Membership& members_;
   const std::unique_ptr<const Route> route_;
   const Steps steps_;
+  const bool takes_one_by_one_;      // the route
   const bool is_ahead_;              // as Peer::is_ahead
   const std::size_t turning_bytes_;  // of a window, of calls that go round in it; else 0
   const std::size_t turning_span_;   // of a window, in which these go round

@@ -127,6 +127,7 @@ Status Segment::Map(int memory, std::uint64_t nonce) {
   }
   base_ = static_cast<std::byte*>(base);
   shape_ = shape;
+  ended_lines_ = shape_.ended_lines();
   header_ = header;
   state_ = &header->state;
   std::byte* at = base_ + kHeaderBytes;

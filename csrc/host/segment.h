@@ -11,6 +11,7 @@
 
 #include <array>        // std::array
 #include <atomic>       // std::atomic
+#include <bit>          // std::bit_ceil, std::countr_zero
 #include <cstddef>      // std::byte, std::size_t
 #include <cstdint>      // std::int64_t, std::uint64_t
 #include <string>       // std::string
@@ -125,8 +126,14 @@ struct SegmentShape {
   std::size_t window_bytes = 0;
 
   [[nodiscard]] std::size_t bytes() const;
-  /// Words from one seat's part of Segment::ended to the next one's: whole cache lines.
-  [[nodiscard]] std::size_t ended_step() const { return (num_lanes + 7) / 8 * 8; }
+  /// Cache lines of one seat's part of Segment::ended: a power of two, so that nothing divides.
+  [[nodiscard]] std::size_t ended_lines() const {
+    return std::bit_ceil(RoundedUp(num_lanes, kEndedInLine) / kEndedInLine);
+  }
+  /// Words from one seat's part to the next one's.
+  [[nodiscard]] std::size_t ended_step() const { return ended_lines() * kEndedInLine; }
+
+  static constexpr std::size_t kEndedInLine = kCacheLine / sizeof(std::uint64_t);
 };
 
 /// A mapping of the job's segment. Whoever holds one may touch it, whatever becomes of the others.
@@ -156,9 +163,10 @@ class Segment {
                                                   std::size_t lane) const {
     // Lanes that are used in turn have words in different cache lines, so that a look at one does
     // not meet the write of the next.
-    const std::size_t lines = shape_.ended_step() / 8;
-    const std::size_t at = lane % lines * 8 + lane / lines;
-    return ended_[(seat * shape_.num_seats + other) * shape_.ended_step() + at];
+    const std::size_t line = lane & (ended_lines_ - 1);
+    return ended_[((seat * shape_.num_seats + other) * ended_lines_ + line) *
+                      SegmentShape::kEndedInLine +
+                  (lane >> std::countr_zero(ended_lines_))];
   }
   [[nodiscard]] std::byte* window(std::size_t seat, std::size_t lane) const {
     return windows_ + (seat * shape_.num_lanes + lane) * shape_.window_bytes;
@@ -182,6 +190,7 @@ class Segment {
 
   std::byte* base_ = nullptr;
   SegmentShape shape_;
+  std::size_t ended_lines_ = 0;  // its
   Header* header_ = nullptr;
   std::atomic<std::uint32_t>* state_ = nullptr;  // in the header
   Seat* seats_ = nullptr;
