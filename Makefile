@@ -95,10 +95,11 @@ lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, 
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	PATH="$(abspath $(BIN)):$$PATH" cmake --preset lint -DPython_EXECUTABLE="$(abspath $(BIN))/python" \
 	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > /dev/null
-	# But for what needs NVIDIA's headers. It has nothing to say but its progress.
-	{ find csrc tests/cpp -name '*.cc' ! -name cuda_abi_test.cc -print0 | \
-	  xargs -0 -n 4 -P $(JOBS) $(BIN)/clang-tidy -p build/lint --quiet 2>&1 || echo "clang-tidy failed"; } | \
-	  { ! grep -v ' Processing file '; }
+	# But for what needs NVIDIA's headers. It has nothing to say but its progress, of which each run's is
+	# collected: two at once write into each other's lines.
+	{ find csrc tests/cpp -name '*.cc' ! -name cuda_abi_test.cc -print0 | xargs -0 -n 4 -P $(JOBS) sh -c \
+	  'said=$$($(BIN)/clang-tidy -p build/lint --quiet "$$@" 2>&1) || said="$$said clang-tidy failed"; \
+	   echo "$$said" | grep -v -e " Processing file " -e "^$$"; true' clang-tidy; } | { ! grep .; }
 
 docs: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## the pages, as HTML in build/docs; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs

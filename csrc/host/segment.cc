@@ -21,7 +21,7 @@ namespace jaxcoll {
 namespace {
 
 // Changes with every change of what stands in a segment.
-constexpr std::uint64_t kSegmentMagic = 0x6a61'7863'6f6c'0007;
+constexpr std::uint64_t kSegmentMagic = 0x6a61'7863'6f6c'0008;
 constexpr std::size_t kHeaderBytes = 8 * kPage;
 constexpr std::int64_t kCausePatienceNs = 100'000'000;
 

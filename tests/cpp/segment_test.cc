@@ -4,13 +4,15 @@
 #include <array>       // std::array
 #include <atomic>      // std::atomic
 #include <cstddef>     // std::byte, std::size_t
-#include <cstdint>     // std::uint64_t
+#include <cstdint>     // std::uint64_t, std::uintptr_t
 #include <filesystem>  // std::filesystem
 #include <memory>      // std::make_shared, std::shared_ptr
 #include <optional>    // std::optional
+#include <set>         // std::set
 #include <string>      // std::string, std::to_string
 #include <vector>      // std::vector
 
+#include "core/align.h"
 #include "core/status.h"
 #include "host/job.h"
 #include "host/process_stat.h"
@@ -95,6 +97,40 @@ void CausesOfAnyLength(Context& context) {
 
 std::size_t SeatOf(const Host& host, std::size_t process) {
   return host.job(process).session()->seat();
+}
+
+/// Of any number of lanes: those of lanes in turn in lines of their own.
+void PlacesOfEndedCallsDiffer(Context& context) {
+  for (const std::size_t num_lanes : Sizes{1, 7, 8, 9, 34, 40, 72}) {
+    const Host host(2, {.num_lanes = num_lanes, .window_bytes = 4096});
+    const Segment& segment = host.segment();
+    std::set<const void*> places;
+    for (std::size_t seat = 0; seat < 2; ++seat) {
+      for (std::size_t other = 0; other < 2; ++other) {
+        for (std::size_t lane = 0; lane < num_lanes; ++lane) {
+          const auto* const place = &segment.ended(seat, other, lane);
+          places.insert(place);
+          segment.ended(seat, other, lane) = ~std::uint64_t{0};
+          const auto line = [&](std::size_t of) {
+            return reinterpret_cast<std::uintptr_t>(&segment.ended(seat, other, of)) / kCacheLine;
+          };
+          context.Expect(lane == 0 || num_lanes <= 8 || line(lane) != line(lane - 1),
+                         "another line than the lane's before");
+        }
+      }
+    }
+    context.Expect(places.size() == 4 * num_lanes, "each its own");
+    bool is_untouched = true;
+    for (std::size_t seat = 0; seat < 2; ++seat) {
+      for (std::size_t lane = 0; lane < num_lanes; ++lane) {
+        for (std::size_t at = 0; at < 4096; ++at) {
+          is_untouched = is_untouched && segment.window(seat, lane)[at] == std::byte{0};
+        }
+        is_untouched = is_untouched && segment.lane(seat, lane).word == 0;
+      }
+    }
+    context.Expect(is_untouched, "none lies in lanes or windows");
+  }
 }
 
 /// Process `process` says that it has ended a call in a lane of process 0.
@@ -204,6 +240,7 @@ void StatsOfWhatIsGone(Context& context) {
 const Suite suite("segment", {{"SegmentsRefuseWhatIsNotTheirs", SegmentsRefuseWhatIsNotTheirs},
                               {"TooLargeASegmentIsAnError", TooLargeASegmentIsAnError},
                               {"CausesOfAnyLength", CausesOfAnyLength},
+                              {"PlacesOfEndedCallsDiffer", PlacesOfEndedCallsDiffer},
                               {"LanesAreTakenAgainOnceAllHaveEndedTheCall",
                                LanesAreTakenAgainOnceAllHaveEndedTheCall},
                               {"WhatOthersHaveEndedIsHeardWithTheirNextCall",
