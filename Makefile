@@ -98,7 +98,7 @@ lint: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## formatting, style, types, spelling, 
 	# But for what needs NVIDIA's headers. It has nothing to say but its progress, of which each run's is
 	# collected: two at once write into each other's lines.
 	{ find csrc tests/cpp -name '*.cc' ! -name cuda_abi_test.cc -print0 | xargs -0 -n 4 -P $(JOBS) sh -c \
-	  'said=$$($(BIN)/clang-tidy -p build/lint --quiet "$$@" 2>&1) || said="$$said clang-tidy failed"; \
+	  'said=$$($(BIN)/clang-tidy -p build/lint --quiet "$$@" 2>&1) || echo "clang-tidy failed"; \
 	   echo "$$said" | grep -v -e " Processing file " -e "^$$"; true' clang-tidy; } | { ! grep .; }
 
 docs: $(VENV)/.dev$(JAX) $(VENV)/.tools  ## the pages, as HTML in build/docs; a warning is an error

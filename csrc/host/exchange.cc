@@ -176,7 +176,7 @@ void Exchange::FailFor(const char* why) const { segment_->Fail(names_.Text() + "
 
 // ---- Steps ------------------------------------------------------------------------------------
 
-// All of a small call in one piece: some thirty functions that call each other take a tenth of it.
+// All of a small call in one piece: that thirty functions call each other takes 5 to 13% of it.
 [[gnu::flatten]] Exchange::Progress Exchange::Begin(bool spins) {
   turn_.ticket = 0;
   lane_ = -1;

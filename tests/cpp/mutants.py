@@ -61,6 +61,13 @@ MUTANTS = [
         ("meeting", "DevicesAreKnownWhereProgramsCantMove"),
     ),
     Mutant(
+        "each lane has a place of its own for the calls that others have ended",
+        "csrc/host/segment.h",
+        "return std::bit_ceil(RoundedUp(num_lanes, kEndedInLine) / kEndedInLine);",
+        "return RoundedUp(num_lanes, kEndedInLine) / kEndedInLine;",
+        ("segment", "PlacesOfEndedCallsDiffer"),
+    ),
+    Mutant(
         "iterations are counted from the start of each run",
         "csrc/host/call_site.cc",
         "if (member.iteration < 0 || member.run.load(std::memory_order_relaxed) != run) {",
