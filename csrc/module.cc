@@ -287,24 +287,29 @@ bool ProbePeers() {
   return Joined()->Probe();
 }
 
-std::array<double, 7> MeasureCopyCosts() {
+// Of each size, in their order, what leaving, taking and reading cost.
+using FlatCopyCosts = std::array<double, 3 * CopyCostsBySize::kBytes.size()>;
+
+FlatCopyCosts MeasureCopyCosts() {
   RequireJoined();
-  const auto [cache_bytes, cached, large] = MeasureCopies(*Joined());
-  return {static_cast<double>(cache_bytes),
-          cached.leaving,
-          cached.taking,
-          cached.reading,
-          large.leaving,
-          large.taking,
-          large.reading};
+  const CopyCostsBySize measured = MeasureCopies(*Joined());
+  FlatCopyCosts flat;
+  for (std::size_t i = 0; i < measured.each.size(); ++i) {
+    flat[3 * i] = measured.each[i].leaving;
+    flat[3 * i + 1] = measured.each[i].taking;
+    flat[3 * i + 2] = measured.each[i].reading;
+  }
+  return flat;
 }
 
-void Start(bool may_read, const std::array<double, 7>& costs) {
+void Start(bool may_read, const FlatCopyCosts& flat) {
   RequireJoined();
-  Joined()->LetPeersBeRead(
-      may_read, {.cache_bytes = static_cast<std::size_t>(costs[0]),
-                 .cached = {.leaving = costs[1], .taking = costs[2], .reading = costs[3]},
-                 .large = {.leaving = costs[4], .taking = costs[5], .reading = costs[6]}});
+  CopyCostsBySize agreed;
+  for (std::size_t i = 0; i < agreed.each.size(); ++i) {
+    agreed.each[i] = {
+        .leaving = flat[3 * i], .taking = flat[3 * i + 1], .reading = flat[3 * i + 2]};
+  }
+  Joined()->LetPeersBeRead(may_read, agreed);
   Job::Get().Attach(std::move(Joined()));
 }
 
@@ -371,11 +376,9 @@ NB_MODULE(_core, m) {
   m.def("probe_peers", &ProbePeers,
         "Whether this process may read the memory of the others, when all have joined.");
   m.def("copy_costs", &MeasureCopyCosts, nb::call_guard<nb::gil_scoped_release>(),
-        "From how many bytes on no cache holds a call, and what copies between processes take, in "
-        "nanoseconds for each KiB: into the own window, out of another one's, out of another one's "
-        "memory; then the same of calls that no cache holds. All processes call it at once, when "
-        "they "
-        "have joined.");
+        "What copies between processes take, in nanoseconds for each KiB: into the own window, out "
+        "of another one's, out of another one's memory; of operands of 1, 4 and 16 MiB. All "
+        "processes call it at once, when they have joined.");
   m.def(
       "start", &Start, nb::arg("may_read"), nb::arg("copy_costs"),
       "Begins to use the segment that was joined. Whether processes may read each other's memory, "

@@ -48,7 +48,7 @@ def probe_peers() -> bool:
 
 def copy_costs() -> list[float]:
     """
-    From how many bytes on no cache holds a call, and what copies between processes take, in nanoseconds for each KiB: into the own window, out of another one's, out of another one's memory; then the same of calls that no cache holds. All processes call it at once, when they have joined.
+    What copies between processes take, in nanoseconds for each KiB: into the own window, out of another one's, out of another one's memory; of operands of 1, 4 and 16 MiB. All processes call it at once, when they have joined.
     """
 
 def start(may_read: bool, copy_costs: Sequence[float]) -> None:

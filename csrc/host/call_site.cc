@@ -108,12 +108,15 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
     if (membership != nullptr && membership->num_processes() > 1) {
       const std::shared_ptr<Session> session = placement.job->session();
       const CallNames& names = *this;
-      const std::size_t bytes_moved = work_->bytes_moved(groups_[g].size());
+      std::size_t operand_bytes = 0;
+      for (std::size_t i = 0; i < work_->num_operands(); ++i) {
+        operand_bytes += work_->operand_bytes(i);
+      }
       exchange = std::make_unique<Exchange>(
           *placement.job, *session, group_id, id_, *membership,
           work_->MakeRoute(*membership, {.window_bytes = session->segment().shape().window_bytes,
                                          .can_read_peers = session->can_read_peers(),
-                                         .copy_costs = session->copy_costs().Of(bytes_moved)}),
+                                         .copy_costs = session->copy_costs().Of(operand_bytes)}),
           names);
     }
     meetings_.push_back(std::make_unique<Meeting>(*this, num_here, std::move(exchange)));

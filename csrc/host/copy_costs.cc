@@ -2,7 +2,8 @@
 
 #include <sched.h>  // sched_yield
 
-#include <algorithm>  // std::min
+#include <algorithm>  // std::max, std::min
+#include <array>      // std::array
 #include <atomic>     // std::atomic
 #include <cstddef>    // std::byte, std::size_t
 #include <cstdint>    // std::int64_t, std::uint64_t
@@ -11,6 +12,7 @@
 #include <utility>    // std::swap
 #include <vector>     // std::vector
 
+#include "core/align.h"
 #include "core/clock.h"
 #include "core/relax.h"
 #include "host/job.h"
@@ -21,23 +23,28 @@
 namespace jaxcoll {
 namespace {
 
-// Large enough that the start of a call, and of a copy, hardly counts.
-constexpr std::size_t kCachedBytes = std::size_t{1} << 20;
-// Of each process's operand and result, beside a window: few cores have as much cache.
-constexpr std::size_t kLargeBytes = std::size_t{16} << 20;
 // A round of a window.
 constexpr std::size_t kLeastPieceBytes = 4096;
 // Calls go round among about so many lanes.
 constexpr int kLanes = 3;
-// The least counts of these, since other programs have the core at times; beforehand, memory is
-// touched for the first time.
-constexpr int kCachedRounds = 2 * kLanes;
-constexpr int kLargeRounds = 6;
+// The least counts of these, since other programs have the core at times.
+constexpr int kRounds = 2 * kLanes;
+// Beforehand, memory is touched for the first time; and where the caches can hold it, so much goes
+// round till they do. Rounds of 1 MiB then take half the time (2 cores of an AMD EPYC).
+constexpr std::size_t kSettlingBytes = std::size_t{200} << 20;
+// Where processes share cores it would take long.
+constexpr std::size_t kMostCrowdedBytes = std::size_t{4} << 20;
 constexpr std::int64_t kRehearsalNs = 1'000'000'000;  // of each size
 constexpr int kRehearsalLooks = 1000;
 constexpr int kCrowdedRehearsalLooks = 5;
 // In the place of a step: its process does not go on.
 constexpr std::uint64_t kGone = ~std::uint64_t{0};
+
+// What is copied begins as XLA's buffers do. It matters: where a copy's target lies 1 to 31 bytes
+// behind its source, in their pages, an AMD EPYC of the third generation takes ten times as long.
+struct alignas(kCacheLine) Line {
+  std::array<std::byte, kCacheLine> bytes;
+};
 
 // One process's part. What it takes is what the next one leaves; the one before it takes from it.
 class Rehearsal {
@@ -47,7 +54,7 @@ class Rehearsal {
         mine_(session.seat()),
         next_((mine_ + 1) % session.processes().size()),
         before_((mine_ + session.processes().size() - 1) % session.processes().size()),
-        piece_bytes_(PieceBytes(segment_.shape().window_bytes, 1, kLargeBytes)),
+        piece_bytes_(PieceBytes(segment_.shape().window_bytes, 1, CopyCostsBySize::kBytes.back())),
         num_lanes_(std::min(kLanes, static_cast<int>(segment_.shape().num_lanes))),
         is_crowded_(session.is_crowded()),
         looks_(is_crowded_ ? kCrowdedRehearsalLooks : kRehearsalLooks) {}
@@ -57,37 +64,47 @@ class Rehearsal {
       return {};
     }
     CopyCostsBySize costs;
-    costs.cache_bytes = CacheBytes();
-    if (!Measure(kCachedBytes, num_lanes_, kCachedRounds, costs.cached)) {
-      seat(mine_).rehearsed.store(kGone, std::memory_order_release);
-      return {};
+    // From the largest on, which finds nothing in the caches that has settled there.
+    bool all_come = true;
+    for (std::size_t i = costs.each.size(); i-- > 0;) {
+      const std::size_t bytes = CopyCostsBySize::kBytes[i];
+      if (is_crowded_ && bytes > kMostCrowdedBytes) {
+        continue;
+      }
+      all_come = all_come && Measure(bytes, costs.each[i]);
+      if (!all_come) {
+        costs.each[i] = i + 1 < costs.each.size() ? costs.each[i + 1] : CopyCosts{};
+      }
     }
-    if (is_crowded_) {  // it would take long
-      costs.large = costs.cached;
-    } else if (!Measure(kLargeBytes, 0, kLargeRounds, costs.large)) {
+    if (is_crowded_) {
+      costs.each.back() = costs.each[costs.each.size() - 2];
+    }
+    if (!all_come) {
       seat(mine_).rehearsed.store(kGone, std::memory_order_release);
-      costs.large = costs.cached;
     }
     return costs;
   }
 
  private:
-  // The first rounds don't count. False: not all have come.
-  bool Measure(std::size_t bytes, int num_uncounted, int num_rounds, CopyCosts& costs) {
-    from_.resize(bytes);
-    to_.resize(bytes);
+  // False: not all have come.
+  bool Measure(std::size_t bytes, CopyCosts& costs) {
+    const int num_uncounted =
+        Fits(bytes) ? std::max(num_lanes_, static_cast<int>(kSettlingBytes / bytes)) : num_lanes_;
+    bytes_ = bytes;
+    from_.resize(bytes / kCacheLine);
+    to_.resize(bytes / kCacheLine);
     until_ns_ = NowNs() + kRehearsalNs;
     constexpr double kNever = std::numeric_limits<double>::infinity();
     const CopyCosts nothing{.leaving = kNever, .taking = kNever, .reading = kNever};
     costs = nothing;
     // One way after the other: what another process has read is slower to write, either way.
     bool all_come = true;
-    for (int round = 0; round < num_uncounted + num_rounds && all_come; ++round) {
+    for (int round = 0; round < num_uncounted + kRounds && all_come; ++round) {
       costs = round == num_uncounted ? nothing : costs;
       lane_ = static_cast<std::size_t>(round % num_lanes_);
       all_come = ThroughWindows(costs);
     }
-    for (int round = 0; round < num_rounds && all_come; ++round) {
+    for (int round = 0; round < kRounds && all_come; ++round) {
       all_come = ByReading(costs);
     }
     if (!can_read_) {
@@ -96,12 +113,22 @@ class Rehearsal {
     return all_come;
   }
 
+  // Whether the caches can hold what all processes touch, beside other things.
+  [[nodiscard]] bool Fits(std::size_t bytes) const {
+    const SegmentShape& shape = segment_.shape();
+    const std::size_t of_each =
+        2 * bytes + static_cast<std::size_t>(num_lanes_) * shape.window_bytes;
+    return shape.num_seats * of_each <= CacheBytes() / 2;
+  }
+
   // Notes what a round took, if it is the least.
   void Note(double& cost, std::int64_t took_ns) const {
-    cost = std::min(cost, static_cast<double>(took_ns) * 1024 / static_cast<double>(from_.size()));
+    cost = std::min(cost, static_cast<double>(took_ns) * 1024 / static_cast<double>(bytes_));
   }
 
   [[nodiscard]] Seat& seat(std::size_t i) const { return segment_.seat(i); }
+  [[nodiscard]] const std::byte* from() const { return from_.data()->bytes.data(); }
+  [[nodiscard]] std::byte* to() { return to_.data()->bytes.data(); }
 
   // All go through the same steps.
   void Publish() { seat(mine_).rehearsed.store(++step_, std::memory_order_release); }
@@ -131,21 +158,21 @@ class Rehearsal {
     const std::uint64_t first = step_;
     std::int64_t leaving_ns = 0;
     std::int64_t taking_ns = 0;
-    for (std::size_t at = 0, piece = 0; at < from_.size(); at += piece_bytes_, ++piece) {
-      const std::size_t bytes = std::min(piece_bytes_, from_.size() - at);
+    for (std::size_t at = 0, piece = 0; at < bytes_; at += piece_bytes_, ++piece) {
+      const std::size_t bytes = std::min(piece_bytes_, bytes_ - at);
       if (piece >= kRoundsInWindow &&  // it has taken what is there
           !Await(before_, first + 2 * (piece + 1 - kRoundsInWindow))) {
         return false;
       }
       const std::int64_t begin_ns = NowNs();
-      std::memcpy(Slot(mine_, piece), from_.data() + at, bytes);
+      std::memcpy(Slot(mine_, piece), from() + at, bytes);
       leaving_ns += NowNs() - begin_ns;
       Publish();
       if (!Await(next_, step_)) {
         return false;
       }
       const std::int64_t left_ns = NowNs();
-      std::memcpy(to_.data() + at, Slot(next_, piece), bytes);
+      std::memcpy(to() + at, Slot(next_, piece), bytes);
       taking_ns += NowNs() - left_ns;
       Publish();
     }
@@ -155,15 +182,15 @@ class Rehearsal {
   }
 
   bool ByReading(CopyCosts& costs) {
-    seat(mine_).sample.store(from_.data(), std::memory_order_relaxed);
+    seat(mine_).sample.store(from(), std::memory_order_relaxed);
     Publish();
     if (!Await(next_, step_)) {
       return false;
     }
     const std::int64_t begin_ns = NowNs();
-    can_read_ = ReadPeer(seat(next_).pid.load(std::memory_order_acquire), to_.data(),
+    can_read_ = ReadPeer(seat(next_).pid.load(std::memory_order_acquire), to(),
                          seat(next_).sample.load(std::memory_order_relaxed),
-                         {.rows = 1, .bytes = to_.size(), .from_step = 0, .to_step = 0}) &&
+                         {.rows = 1, .bytes = bytes_, .from_step = 0, .to_step = 0}) &&
                 can_read_;
     Note(costs.reading, NowNs() - begin_ns);
     Publish();
@@ -184,7 +211,8 @@ class Rehearsal {
   const int num_lanes_;
   const bool is_crowded_;
   const int looks_;
-  std::vector<std::byte> from_, to_;
+  std::size_t bytes_ = 0;  // of each of these
+  std::vector<Line> from_, to_;
   std::int64_t until_ns_ = 0;
   std::uint64_t step_ = 0;
   std::size_t lane_ = 0;

@@ -30,9 +30,8 @@ std::vector<CopyCostsBySize> MeasureIn(const Host& host, std::size_t num_present
 void AllMeasure(Context& context) {
   for (const std::size_t num_processes : {2, 3, 4}) {
     const Host host(num_processes, {.window_bytes = kWindowBytes});
-    for (const auto& [cache_bytes, cached, large] : MeasureIn(host, num_processes)) {
-      context.Expect(cache_bytes > 0, "caches hold something");
-      for (const CopyCosts& costs : {cached, large}) {
+    for (const CopyCostsBySize& measured : MeasureIn(host, num_processes)) {
+      for (const CopyCosts& costs : measured.each) {
         context.Expect(costs.leaving > 0 && costs.taking > 0 && costs.reading > 0,
                        "copies take time");
         context.Expect(std::isfinite(costs.reading), "memory can be read");
@@ -44,29 +43,37 @@ void AllMeasure(Context& context) {
 void NobodyWaitsForOneThatDoesNotCome(Context& context) {
   const Host host(3, {.window_bytes = kWindowBytes});
   const std::int64_t begin_ns = NowNs();
-  for (const auto& [cache_bytes, cached, large] : MeasureIn(host, 2)) {
-    context.Expect(std::isinf(cached.reading) && std::isinf(large.reading), "windows are left");
+  for (const CopyCostsBySize& measured : MeasureIn(host, 2)) {
+    context.Expect(measured == CopyCostsBySize{}, "windows are left");
   }
   context.Expect(NowNs() - begin_ns < kLimitNs, "in a moment");
   // It comes when the others are gone.
-  context.Expect(std::isinf(MeasureCopies(*host.job(2).session()).large.reading), "it goes, too");
+  context.Expect(MeasureCopies(*host.job(2).session()) == CopyCostsBySize{}, "it goes, too");
 }
 
 void TinyWindows(Context& context) {
   const Host host(2, {.window_bytes = 4096});
-  context.Expect(std::isinf(MeasureIn(host, 1)[0].cached.reading), "nothing to measure");
+  context.Expect(MeasureIn(host, 1)[0] == CopyCostsBySize{}, "nothing to measure");
 }
 
-void LargeCallsHaveCostsOfTheirOwn(Context& context) {
-  const CopyCostsBySize costs{
-      .cache_bytes = 1000, .cached = {.leaving = 1}, .large = {.leaving = 2}};
-  context.Expect(costs.Of(0) == costs.cached && costs.Of(999) == costs.cached, "what caches hold");
-  context.Expect(costs.Of(1000) == costs.large, "what they do not");
+void EachSizeHasCostsOfItsOwn(Context& context) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  const CopyCostsBySize costs{.each = {{{.leaving = 1}, {.leaving = 4}, {.leaving = 16}}}};
+  context.Expect(std::isinf(costs.each[0].reading), "what was not measured is not read");
+  for (const std::size_t bytes : {std::size_t{0}, kMiB, 2 * kMiB - 1}) {
+    context.Expect(costs.Of(bytes).leaving == 1, "that of 1 MiB");
+  }
+  for (const std::size_t bytes : {2 * kMiB, 4 * kMiB, 8 * kMiB - 1}) {
+    context.Expect(costs.Of(bytes).leaving == 4, "that of 4 MiB");
+  }
+  for (const std::size_t bytes : {8 * kMiB, 16 * kMiB, 1024 * kMiB}) {
+    context.Expect(costs.Of(bytes).leaving == 16, "that of 16 MiB");
+  }
 }
 
 const Suite suite("copy_costs",
                   {{"AllMeasure", AllMeasure},
-                   {"LargeCallsHaveCostsOfTheirOwn", LargeCallsHaveCostsOfTheirOwn},
+                   {"EachSizeHasCostsOfItsOwn", EachSizeHasCostsOfItsOwn},
                    {"NobodyWaitsForOneThatDoesNotCome", NobodyWaitsForOneThatDoesNotCome},
                    {"TinyWindows", TinyWindows}});
 

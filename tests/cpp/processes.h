@@ -123,8 +123,9 @@ class Host {
     const Status status = Session::Begin(
         segment_, Seats(), kFirstProcess + static_cast<std::int64_t>(process), session);
     Check(status.ok(), status.message);
-    session->LetPeersBeRead(measures_.can_read_peers,
-                            {.cached = kReadingIsFree, .large = kReadingIsFree});
+    CopyCostsBySize costs;
+    costs.each.fill(kReadingIsFree);
+    session->LetPeersBeRead(measures_.can_read_peers, costs);
     jobs_[process]->Attach(std::move(session));
   }
 
