@@ -117,7 +117,7 @@ CallSite::CallSite(std::uint64_t id, std::vector<std::vector<std::int64_t>> grou
           work_->MakeRoute(*membership, {.window_bytes = session->segment().shape().window_bytes,
                                          .can_read_peers = session->can_read_peers(),
                                          .copy_costs = session->copy_costs().Of(operand_bytes)}),
-          names);
+          work_->bytes_moved(groups_[g].size()), names);
     }
     meetings_.push_back(std::make_unique<Meeting>(*this, num_here, std::move(exchange)));
     for (std::size_t r = 0; r < groups_[g].size(); ++r) {

@@ -1,7 +1,7 @@
 #include "host/copy_route.h"
 
 #include <algorithm>  // std::max
-#include <cstring>    // std::memcpy, std::memset
+#include <cstring>    // std::memset
 
 namespace jaxcoll {
 
@@ -47,7 +47,7 @@ bool ExchangeRoute::Run(std::size_t /*phase*/, std::size_t round, const Buffers&
                     target * layout_.from_block,
                 {.row = layout_.from_row, .column = layout_.from_column},
                 processes.windows[members_.mine()] + At(round, target, j) - Skipped(piece),
-                Packed(piece), nullptr);
+                Packed(piece), processes.copies.leave);
     }
   }
   return true;
@@ -68,7 +68,7 @@ bool ExchangeRoute::Take(std::size_t round, std::size_t process, const Buffers& 
                   processes.windows[process] + At(round, target, members_.position(source)) -
                       Skipped(piece),
                   Packed(piece), result + source * layout_.to_block,
-                  {.row = layout_.to_row, .column = layout_.to_column}, nullptr);
+                  {.row = layout_.to_row, .column = layout_.to_column}, processes.copies.take);
       }
     }
   }
@@ -140,8 +140,9 @@ bool PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& loca
     const std::size_t rank = mine[j];
     if (phase == 0) {
       if (is_wanted_[rank]) {
-        std::memcpy(processes.windows[members_.mine()] + At(round, j),
-                    static_cast<const std::byte*>(local.operands[j]) + piece.begin, piece.length);
+        Copy(processes.windows[members_.mine()] + At(round, j),
+             static_cast<const std::byte*>(local.operands[j]) + piece.begin, piece.length,
+             processes.copies.leave);
       }
       continue;
     }
@@ -159,7 +160,7 @@ bool PermuteRoute::Run(std::size_t phase, std::size_t round, const Buffers& loca
         members_.is_mine(source) ? static_cast<const std::byte*>(local.operands[k]) + piece.begin
                                  : processes.windows[members_.process_of(source)] + At(round, k);
     if (from != to) {
-      std::memcpy(to, from, piece.length);
+      Copy(to, from, piece.length, processes.copies.take);
     }
   }
   return true;

@@ -23,12 +23,9 @@ void CopyColumns(std::byte* to, std::size_t to_step, const std::byte* from, std:
   }
 }
 
-// Shorter rows are not worth the fence after each.
-constexpr std::size_t kStreamBytes = 4096;
-
 void CopyRuns(std::byte* to, std::size_t to_step, const std::byte* from, std::size_t from_step,
               std::size_t count, std::size_t bytes, CopyFn stream_copy) {
-  if (stream_copy != nullptr && bytes >= kStreamBytes) {
+  if (stream_copy != nullptr && bytes >= kLeastStreamBytes) {
     for (std::size_t j = 0; j < count; ++j) {
       stream_copy(to + j * to_step, from + j * from_step, bytes);
     }

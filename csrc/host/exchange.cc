@@ -57,7 +57,7 @@ std::size_t TurningSpan(std::size_t window_bytes, bool is_root, bool is_crowded)
 
 Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_t site,
                    const Membership& members, std::unique_ptr<const Route> route,
-                   const CallNames& names)
+                   std::size_t bytes_moved, const CallNames& names)
     : job_(job),
       turn_{.occurrences = &session.Occurrences(group, site)},
       group_(group),
@@ -65,6 +65,9 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       hash_(CallName::HashOf(group, site)),
       members_(members),
       route_(std::move(route)),
+      trials_(route_->round_bytes() < kLeastStreamBytes
+                  ? nullptr
+                  : std::make_unique<CopyTrials>(bytes_moved)),
       steps_(route_->num_phases(), route_->num_rounds()),
       takes_one_by_one_(route_->takes_one_by_one()),
       is_ahead_(GoesAhead(members.mine())),
@@ -220,6 +223,9 @@ bool Exchange::OpenLane() {
   begin_ = turning_bytes_ > 0 ? session_->TakeBytes(lane_, turning_bytes_, turning_span_) : 0;
   windows_[members_.mine()] =
       segment_->window(session_->seat(), static_cast<std::size_t>(lane_)) + begin_;
+  if (trials_ != nullptr) {
+    trials_->Begin(name_.occurrence);
+  }
   return true;
 }
 
@@ -312,7 +318,9 @@ bool Exchange::TakeWhatCame(std::size_t round) {
   for (Peer& peer : peers_) {
     if (peer.rounds_taken <= round && peer.needed > 0 && peer.progress >= peer.needed) {
       Locate(peer);
-      if (!route_->Take(round, peer.process, local_, {windows_.data(), pids_.data()})) {
+      if (!Timed([&](const Processes& others) {
+            return route_->Take(round, peer.process, local_, others);
+          })) {
         return false;
       }
       peer.rounds_taken = round + 1;
@@ -320,6 +328,15 @@ bool Exchange::TakeWhatCame(std::size_t round) {
     }
   }
   return true;
+}
+
+template <typename F>
+bool Exchange::Timed(const F& f) {
+  if (trials_ == nullptr) {
+    return f({windows_.data(), pids_.data()});
+  }
+  const Processes others{windows_.data(), pids_.data(), trials_->copies()};
+  return trials_->Run([&] { return f(others); });
 }
 
 void Exchange::Publish() {
@@ -379,7 +396,8 @@ bool Exchange::Advance() {
       }
     }
     if (can_read && !takes) {
-      can_read = route_->Run(phase, round, local_, {windows_.data(), pids_.data()});
+      can_read =
+          Timed([&](const Processes& others) { return route_->Run(phase, round, local_, others); });
     }
     if (!can_read) {
       FailFor("another process's memory can't be read any more");
@@ -423,6 +441,9 @@ bool Exchange::End() {
       session_->NoteEnded(peer.seat, tag_);
     }
     has_ended_ = true;
+    if (trials_ != nullptr) {
+      trials_->End();
+    }
   }
   if (HasFailed()) {
     return false;  // what was read in another process may be something else by now

@@ -21,6 +21,7 @@
 #include "core/pooled.h"
 #include "core/small_array.h"
 #include "core/status.h"
+#include "host/copy_trials.h"
 #include "host/diagnosis.h"
 #include "host/job.h"
 #include "host/membership.h"
@@ -107,7 +108,8 @@ class Exchange : public Pooled {
  public:
   /// `session` is the job's as it is now. All memory is allocated here.
   Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_t site,
-           const Membership& members, std::unique_ptr<const Route> route, const CallNames& names);
+           const Membership& members, std::unique_ptr<const Route> route, std::size_t bytes_moved,
+           const CallNames& names);
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
   ~Exchange();
@@ -193,6 +195,9 @@ class Exchange : public Pooled {
   void Need();
   /// Takes what has come of a round, of a route that takes one by one. False: it can't be read.
   bool TakeWhatCame(std::size_t round);
+  /// Runs a part of a step, f(processes).
+  template <typename F>
+  bool Timed(const F& f);
   /// Notes where the peer's window is.
   void Locate(const Peer& peer);
   void Publish();
@@ -233,6 +238,7 @@ class Exchange : public Pooled {
   const std::uint64_t hash_;  // of both, see CallName
   const Membership& members_;
   const std::unique_ptr<const Route> route_;
+  const std::unique_ptr<CopyTrials> trials_;  // null: of a route that leaves little
   const Steps steps_;
   const bool takes_one_by_one_;      // the route
   const bool is_ahead_;              // as Peer::is_ahead

@@ -2,7 +2,6 @@
 
 #include <algorithm>  // std::max, std::min
 #include <array>      // std::array
-#include <cstring>    // std::memcpy
 
 #include "core/align.h"
 
@@ -76,7 +75,7 @@ bool OneShotAllReduce::Run(std::size_t phase, std::size_t /*round*/, const Buffe
       std::byte* const mine = processes.windows[members_.mine()] + j * rank_bytes_;
       for (std::size_t i = 0; i < num_pieces; ++i) {
         const PackedPiece& piece = tree_.piece(i);
-        std::memcpy(mine + piece.at, local.operand(piece.leaf, j), piece.bytes);
+        Copy(mine + piece.at, local.operand(piece.leaf, j), piece.bytes, processes.copies.leave);
       }
     }
     return true;
@@ -131,8 +130,8 @@ bool ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& 
       const PackedPiece& piece = tree_.piece(i);
       if (phase == 0) {
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
-          std::memcpy(Staged(processes.windows[mine], round, owner, j) + piece.at,
-                      local.operand(piece.leaf, j) + piece.begin, piece.bytes);
+          Copy(Staged(processes.windows[mine], round, owner, j) + piece.at,
+               local.operand(piece.leaf, j) + piece.begin, piece.bytes, processes.copies.leave);
         }
       } else if (phase == 1) {
         std::array<const void*, kMaxRanks> sources;
@@ -147,13 +146,20 @@ bool ChunkedAllReduce::Run(std::size_t phase, std::size_t round, const Buffers& 
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
           targets[j] = local.result(piece.leaf, j) + piece.begin;
         }
-        targets[local.num_ranks] = Reduced(processes.windows[mine], round) + piece.at;
+        std::byte* const left = Reduced(processes.windows[mine], round) + piece.at;
+        targets[local.num_ranks] = left;
+        // What is left past the caches is copied from one of the results.
+        const bool streams = processes.copies.leave != nullptr;
         leaves_[piece.leaf].reduce(sources.data(), members_.num_ranks(), targets.data(),
-                                   local.num_ranks + 1, piece.count);
+                                   local.num_ranks + (streams ? 0 : 1), piece.count);
+        if (streams) {
+          Copy(left, targets[0], piece.bytes, processes.copies.leave);
+        }
       } else {
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
-          std::memcpy(local.result(piece.leaf, j) + piece.begin,
-                      Reduced(processes.windows[owner], round) + piece.at, piece.bytes);
+          Copy(local.result(piece.leaf, j) + piece.begin,
+               Reduced(processes.windows[owner], round) + piece.at, piece.bytes,
+               processes.copies.take);
         }
       }
     }
@@ -216,8 +222,8 @@ bool ReduceScatterRoute::Run(std::size_t phase, std::size_t round, const Buffers
       const std::size_t from = From(piece, row, target) * element_bytes_;
       if (phase == 0) {
         for (std::size_t j = 0; j < local.num_ranks; ++j) {
-          std::memcpy(processes.windows[members_.mine()] + At(round, target, j) + row * row_bytes,
-                      local.operand(0, j) + from, row_bytes);
+          Copy(processes.windows[members_.mine()] + At(round, target, j) + row * row_bytes,
+               local.operand(0, j) + from, row_bytes, processes.copies.leave);
         }
         continue;
       }

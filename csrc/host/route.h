@@ -10,6 +10,7 @@
 #include "host/copy_costs.h"
 #include "host/membership.h"
 #include "host/work.h"
+#include "kernels/copy.h"
 
 namespace jaxcoll {
 
@@ -38,10 +39,17 @@ inline std::size_t MinWindowBytes(const Membership& members) {
   return kRoundsInWindow * kCacheLine * (members.num_ranks() + 1) * members.most_ranks();
 }
 
+/// How data goes into the own window, and out of the others': for Copy (kernels/copy.h).
+struct WindowCopies {
+  CopyFn leave = nullptr;
+  CopyFn take = nullptr;
+};
+
 /// The processes of a group, in their order.
 struct Processes {
   std::byte* const* windows;
   const std::int64_t* pids;  ///< for reading their memory
+  WindowCopies copies{};
 };
 
 /// What a route may use.

@@ -72,7 +72,7 @@ bool MatmulRoute::Run(std::size_t phase, std::size_t round, const Buffers& local
                       const Processes& processes) const {
   const MatmulPart part = Part(round);
   if (phase == 0) {
-    Leave(round, part, local, processes.windows[members_.mine()]);
+    Leave(round, part, local, processes);
   } else if (layout_.gathers()) {
     GatherSums(round, local, processes);
   } else {
@@ -81,7 +81,8 @@ bool MatmulRoute::Run(std::size_t phase, std::size_t round, const Buffers& local
   return true;
 }
 
-void MatmulRoute::LeaveX(const MatmulPart& part, const std::byte* x, std::byte* to) const {
+void MatmulRoute::LeaveX(const MatmulPart& part, const std::byte* x, std::byte* to,
+                         CopyFn stream_copy) const {
   const std::size_t size = SizeOf(layout_.dtype);
   const bool transposed = layout_.x_is_transposed;
   const std::size_t rows = transposed ? part.width : part.count;  // of what lies in memory
@@ -89,20 +90,22 @@ void MatmulRoute::LeaveX(const MatmulPart& part, const std::byte* x, std::byte* 
   const std::size_t step = (transposed ? layout_.rows : layout_.inner) * size;
   x += transposed ? part.first * step + part.begin * size : part.begin * step + part.first * size;
   if (bytes == step) {
-    std::memcpy(to, x, rows * bytes);
+    Copy(to, x, rows * bytes, stream_copy);
     return;
   }
   for (std::size_t row = 0; row < rows; ++row) {
-    std::memcpy(to + row * bytes, x + row * step, bytes);
+    Copy(to + row * bytes, x + row * step, bytes, stream_copy);
   }
 }
 
 void MatmulRoute::Leave(std::size_t round, const MatmulPart& part, const Buffers& local,
-                        std::byte* window) const {
+                        const Processes& processes) const {
+  std::byte* const window = processes.windows[members_.mine()];
   for (std::size_t j = 0; j < local.num_ranks; ++j) {
     const void* const x = local.operands[j];
     if (layout_.gathers()) {
-      LeaveX(part, static_cast<const std::byte*>(x), window + At(round, members_.my_ranks()[j], 0));
+      LeaveX(part, static_cast<const std::byte*>(x), window + At(round, members_.my_ranks()[j], 0),
+             processes.copies.leave);
       continue;
     }
     const std::size_t source = members_.my_ranks()[j];

@@ -37,9 +37,9 @@ class MatmulRoute final : public Route {
   [[nodiscard]] std::size_t At(std::size_t round, std::size_t source, std::size_t target) const;
   [[nodiscard]] MatmulPart Part(std::size_t round) const;
   /// Leaves a part of x, packed as it lies.
-  void LeaveX(const MatmulPart& part, const std::byte* x, std::byte* to) const;
+  void LeaveX(const MatmulPart& part, const std::byte* x, std::byte* to, CopyFn stream_copy) const;
   void Leave(std::size_t round, const MatmulPart& part, const Buffers& local,
-             std::byte* window) const;
+             const Processes& processes) const;
   /// Multiplies a part of x of a process's ranks, whose window it is.
   void Gather(std::size_t round, std::size_t process, const Buffers& local,
               const std::byte* window) const;

@@ -263,15 +263,14 @@ std::vector<Op> CopyOps(std::size_t p, std::size_t most, std::size_t window) {
 
 /// Two ops in turn, several calls of each without a pause, so that lanes are left and taken again
 /// while others still read.
-void CheckInTurn(Context& context, Host& host, const Layout& layout, const Op& one,
-                 const Op& other) {
-  constexpr std::size_t kTurns = 3;
+void CheckInTurn(Context& context, Host& host, const Layout& layout, const Op& one, const Op& other,
+                 std::size_t num_turns = 3) {
   static std::uint64_t next_id = 1000;
   const std::size_t p = layout.process_of.size();
   const Op* const ops[] = {&one, &other};
   std::vector<std::unique_ptr<SharedSite>> sites;
   std::vector<std::unique_ptr<CallData>> data;
-  for (std::size_t i = 0; i < 2 * kTurns; ++i) {
+  for (std::size_t i = 0; i < 2 * num_turns; ++i) {
     if (i < 2) {
       sites.push_back(std::make_unique<SharedSite>(host, ++next_id, OneGroup(p), layout.process_of,
                                                    ops[i]->make));
@@ -612,6 +611,19 @@ void ARingHasNoRoot(Context& context) {
   }
 }
 
+/// So often that they try all ways to copy into their windows, and choose one.
+void ManyCallsInTurn(Context& context) {
+  constexpr std::size_t kTurns = 32;
+  for (const Layout& layout : LayoutsOfLarge()) {
+    Host host(layout.num_processes, {.num_lanes = 4, .window_bytes = 65536});
+    const std::size_t p = layout.process_of.size();
+    CheckInTurn(context, host, layout, AllReduceOp({{DType::kF32, 10'000}}),
+                AllGatherOp(1, p, 30'000), kTurns);
+    CheckInTurn(context, host, layout, ReduceScatterOp(DType::kF32, 1, p, 5000),
+                BroadcastOp(p, 0, 50'000), kTurns);
+  }
+}
+
 void Reductions(Context& context) { CheckOps(context, /*reduces=*/true); }
 void Copies(Context& context) { CheckOps(context, /*reduces=*/false); }
 
@@ -662,6 +674,7 @@ const Suite suite("exchange", {{"EveryStepHasItsTurn", EveryStepHasItsTurn},
                                {"ReductionsReadInPlace", ReductionsReadInPlace},
                                {"BuffersStayUntilOthersHaveRead", BuffersStayUntilOthersHaveRead},
                                {"SumsReadWhatIsFaster", SumsReadWhatIsFaster},
+                               {"ManyCallsInTurn", ManyCallsInTurn},
                                {"ReadsFromOneMebibyteOn", ReadsFromOneMebibyteOn},
                                {"ReadsWhatIsFaster", ReadsWhatIsFaster}});
 
