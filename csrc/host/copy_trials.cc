@@ -1,7 +1,6 @@
 #include "host/copy_trials.h"
 
 #include <algorithm>  // std::min
-#include <bit>        // std::bit_floor
 #include <limits>     // std::numeric_limits
 
 namespace jaxcoll {
@@ -11,42 +10,45 @@ namespace {
 constexpr std::size_t kPlain = 0;
 constexpr std::size_t kStreamBoth = 2;
 
-// Trials begin with these calls, then with the powers of two, then every so many calls: those that
-// try what is slower are few in short runs, and hardly any in long ones.
-constexpr std::uint64_t kFirst = 8;
-constexpr std::uint64_t kSecond = 256;
-constexpr std::uint64_t kPeriod = 4096;
+// Until memory has been touched, and programs are under way.
+constexpr std::int64_t kFirst = 8;
 // In a row, of one way: what an earlier one left in the caches goes with the first of them, while
-// the lanes go round.
-constexpr std::uint64_t kCalls = 6;
-constexpr std::uint64_t kTimedCalls = 3;
+// the lanes go round. Of what the last ones take the least counts.
+constexpr std::int64_t kCalls = 6;
+constexpr std::int64_t kTimedCalls = 3;
+// As many are timed of so many others.
+constexpr std::int64_t kOthers = 32;
+// Trials come again after that many calls: after the least where what calls take has changed, or
+// twice as many each time that they don't change the way; and after the most in any case. So they
+// are hardly any of a long run's calls.
+constexpr std::int64_t kLeastPause = 64;
+constexpr std::int64_t kMostPause = 4096;
 
-// How many calls ago the last trials began.
-std::uint64_t SinceTrials(std::uint64_t call) {
-  return call - (call >= kPeriod   ? call / kPeriod * kPeriod
-                 : call >= kSecond ? std::bit_floor(call)
-                                   : kFirst);
-}
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
 // What is less by chance is not worth a change.
 bool IsClearlyLess(std::int64_t ns, std::int64_t than_ns) { return ns < than_ns / 10 * 9; }
+bool IsMuchLess(std::int64_t ns, std::int64_t than_ns) { return ns < than_ns / 5 * 4; }
 
 }  // namespace
 
 CopyTrials::CopyTrials(std::size_t bytes_moved)
     // What the next operation finds in a cache is not taken past it.
-    : num_ways_(bytes_moved < CacheBytes() ? kStreamBoth : kStreamBoth + 1) {}
+    : num_ways_(bytes_moved < CacheBytes() ? kStreamBoth : kStreamBoth + 1),
+      since_(-kFirst - 1),
+      pause_(kLeastPause) {}
 
-void CopyTrials::Begin(std::uint64_t call) {
-  const std::uint64_t since = call < kFirst ? num_ways_ * kCalls : SinceTrials(call);
-  const std::uint64_t tried = since / kCalls;
-  const bool is_trial = tried < num_ways_ && !(tried == kStreamBoth && chosen_ == kPlain);
-  if (since == 0) {
-    least_ns_.fill(std::numeric_limits<std::int64_t>::max());
+void CopyTrials::Begin() {
+  if (++since_ == 0) {
+    chosen_before_ = chosen_;
+    least_ns_.fill(kNever);
   }
-  way_ = is_trial ? tried : chosen_;
-  is_timed_ = is_trial && since % kCalls >= kCalls - kTimedCalls;
-  is_last_ = is_trial && since % kCalls == kCalls - 1;
+  const auto tried = static_cast<std::size_t>(since_ / kCalls);
+  is_trial_ = since_ >= 0 && tried < num_ways_ && !(tried == kStreamBoth && chosen_ == kPlain);
+  way_ = is_trial_ ? tried : chosen_;
+  const std::int64_t of = is_trial_ ? kCalls : kOthers;
+  is_timed_ = since_ >= 0 && since_ % of >= of - kTimedCalls;
+  is_last_ = is_timed_ && since_ % of == of - 1;
   took_ns_ = 0;
   copies_ = {.leave = way_ == kPlain ? nullptr : GetStreamCopy(),
              .take = way_ == kStreamBoth ? GetStreamCopy() : nullptr};
@@ -56,10 +58,35 @@ void CopyTrials::End() {
   if (!is_timed_) {
     return;
   }
+  if (is_trial_) {
+    EndTrial();
+    return;
+  }
+  recent_ns_ = std::min(recent_ns_, took_ns_);
+  if (is_last_) {
+    if (since_ >= kMostPause || (since_ >= pause_ && HasChanged())) {
+      since_ = -1;
+    }
+    recent_ns_ = kNever;
+  }
+}
+
+void CopyTrials::EndTrial() {
   least_ns_[way_] = std::min(least_ns_[way_], took_ns_);
-  if (is_last_ && (way_ == kPlain || IsClearlyLess(least_ns_[way_], least_ns_[chosen_]))) {
+  if (!is_last_) {
+    return;
+  }
+  if (way_ == kPlain || IsClearlyLess(least_ns_[way_], least_ns_[chosen_])) {
     chosen_ = way_;
   }
+  if (way_ == kPlain + 1) {
+    pause_ = chosen_ != chosen_before_ ? kLeastPause : std::min(2 * pause_, kMostPause);
+  }
+  recent_ns_ = kNever;
+}
+
+bool CopyTrials::HasChanged() const {
+  return IsMuchLess(recent_ns_, least_ns_[chosen_]) || IsMuchLess(least_ns_[chosen_], recent_ns_);
 }
 
 }  // namespace jaxcoll

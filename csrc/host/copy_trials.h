@@ -3,9 +3,8 @@
 
 #include <array>    // std::array
 #include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t, std::uint64_t
+#include <cstdint>  // std::int64_t
 
-#include "core/clock.h"
 #include "core/pooled.h"
 #include "host/route.h"
 
@@ -14,31 +13,23 @@ namespace jaxcoll {
 /// Between cores that are far from each other, as of two last-level caches, copies past the caches
 /// take down to 0.4 of the time: whoever writes to a window again waits for each line that another
 /// core has read. Between near ones they take twice as long. Which it is, the system may change
-/// while a program runs. So the calls of a site try the ways, now and then and a few calls in a
-/// row, and keep to the quickest one.
+/// while a program runs. So the first calls of a site try the ways, a few calls in a row each, and
+/// keep to the quickest one; calls do so again where what they take has changed, and else seldom.
 ///
-/// All processes try the same way in the same call, since how one leaves is how the other takes;
-/// each chooses by itself.
+/// All processes try the same way in the same call at first, and later about so. That is enough:
+/// most of what tells the ways apart is what a process itself leaves.
 class CopyTrials : public Pooled {
  public:
   /// Of calls that move so many bytes in all.
   explicit CopyTrials(std::size_t bytes_moved);
 
-  /// Begins the call of that number, the same on all processes.
-  void Begin(std::uint64_t call);
+  /// Begins the next call.
+  void Begin();
   [[nodiscard]] const WindowCopies& copies() const { return copies_; }
 
-  /// Does what the call does; its time counts in a trial. What it waits for others does not.
-  template <typename F>
-  bool Run(const F& f) {
-    if (!is_timed_) {
-      return f();
-    }
-    const std::int64_t begin_ns = NowNs();
-    const bool ok = f();
-    took_ns_ += NowNs() - begin_ns;
-    return ok;
-  }
+  /// Whether what the call takes counts, but for its waits: Count it, in parts.
+  [[nodiscard]] bool is_timed() const { return is_timed_; }
+  void Count(std::int64_t ns) { took_ns_ += ns; }
 
   /// Ends the call.
   void End();
@@ -46,13 +37,23 @@ class CopyTrials : public Pooled {
  private:
   static constexpr std::size_t kMostWays = 3;
 
+  void EndTrial();
+  [[nodiscard]] bool HasChanged() const;
+
   const std::size_t num_ways_;
   std::size_t chosen_ = 0;
-  std::size_t way_ = 0;  // of this call
+  std::size_t chosen_before_ = 0;
+  std::int64_t since_;  // calls, since the last trials began
+  std::int64_t pause_;  // of calls, before a change makes calls try again
+  std::array<std::int64_t, kMostWays> least_ns_{};  // in the last trials
+  std::int64_t recent_ns_ = 0;                      // the least of the last few that were timed
+
+  // Of the call in progress.
+  std::size_t way_ = 0;
+  bool is_trial_ = false;
   bool is_timed_ = false;
-  bool is_last_ = false;  // of the trials of its way
+  bool is_last_ = false;  // of a few calls that are timed
   std::int64_t took_ns_ = 0;
-  std::array<std::int64_t, kMostWays> least_ns_{};
   WindowCopies copies_;
 };
 

@@ -224,7 +224,7 @@ bool Exchange::OpenLane() {
   windows_[members_.mine()] =
       segment_->window(session_->seat(), static_cast<std::size_t>(lane_)) + begin_;
   if (trials_ != nullptr) {
-    trials_->Begin(name_.occurrence);
+    trials_->Begin();
   }
   return true;
 }
@@ -335,8 +335,12 @@ bool Exchange::Timed(const F& f) {
   if (trials_ == nullptr) {
     return f({windows_.data(), pids_.data()});
   }
-  const Processes others{windows_.data(), pids_.data(), trials_->copies()};
-  return trials_->Run([&] { return f(others); });
+  const std::int64_t begin_ns = trials_->is_timed() ? NowNs() : 0;
+  const bool ok = f({windows_.data(), pids_.data(), trials_->copies()});
+  if (trials_->is_timed()) {
+    trials_->Count(NowNs() - begin_ns);
+  }
+  return ok;
 }
 
 void Exchange::Publish() {

@@ -1,14 +1,13 @@
 // How data goes into windows and out of them: which way calls take, and that all move the same.
 #include "host/copy_trials.h"
 
-#include <chrono>   // std::chrono::microseconds
-#include <cstddef>  // std::byte, std::size_t
-#include <cstdint>  // std::int64_t, std::uint64_t
-#include <memory>   // std::unique_ptr
-#include <numeric>  // std::iota
-#include <string>   // std::string
-#include <thread>   // std::this_thread
-#include <vector>   // std::vector
+#include <algorithm>  // std::count
+#include <cstddef>    // std::byte, std::size_t
+#include <cstdint>    // std::int64_t
+#include <memory>     // std::unique_ptr
+#include <numeric>    // std::iota
+#include <string>     // std::string
+#include <vector>     // std::vector
 
 #include "host/copy_work.h"
 #include "host/membership.h"
@@ -27,20 +26,16 @@ Way WayOf(const WindowCopies& copies) {
   return copies.leave == nullptr ? kPlain : copies.take == nullptr ? kLeaving : kBoth;
 }
 
-/// The ways of calls [begin, end), which take what `microseconds(way)` says, a letter each.
+/// The ways of the next calls, a letter each, of which each takes twice `ns(way)`.
 template <typename F>
-std::string WaysOf(CopyTrials& trials, std::uint64_t begin, std::uint64_t end,
-                   const F& microseconds) {
+std::string WaysOf(CopyTrials& trials, std::size_t num_calls, const F& ns) {
   std::string ways;
-  for (std::uint64_t call = begin; call < end; ++call) {
-    trials.Begin(call);
+  for (std::size_t call = 0; call < num_calls; ++call) {
+    trials.Begin();
     const Way way = WayOf(trials.copies());
     ways += way;
-    for (int part = 0; part < 2; ++part) {
-      static_cast<void>(trials.Run([&] {
-        std::this_thread::sleep_for(std::chrono::microseconds(microseconds(way) / 2));
-        return true;
-      }));
+    for (int part = 0; part < 2 && trials.is_timed(); ++part) {
+      trials.Count(ns(way));
     }
     trials.End();
   }
@@ -49,61 +44,71 @@ std::string WaysOf(CopyTrials& trials, std::uint64_t begin, std::uint64_t end,
 
 std::string Times(std::size_t count, Way way) { return std::string(count, way); }
 
-int FarCores(Way way) { return way == kPlain ? 2000 : way == kLeaving ? 800 : 100; }
-int NearCores(Way way) { return way == kPlain ? 100 : 800; }
-int NoTime(Way /*way*/) { return 0; }
+std::int64_t FarCores(Way way) { return way == kPlain ? 2000 : way == kLeaving ? 800 : 750; }
+std::int64_t NearCores(Way way) { return way == kPlain ? 700 : way == kLeaving ? 1500 : 2000; }
 
 constexpr std::size_t kSmall = 0;
+const std::string kTried = Times(8, kPlain) + Times(6, kPlain) + Times(6, kLeaving);
 
 void CallsKeepToTheQuickestWay(Context& context) {
-  const std::string tried = Times(14, kPlain) + Times(6, kLeaving);
-  {
-    CopyTrials trials(kSmall);
-    context.Expect(WaysOf(trials, 0, 26, FarCores) == tried + Times(6, kLeaving), "far");
-    // The other ways are tried again, and what is quickest may be something else by then.
-    context.Expect(WaysOf(trials, 252, 270, NearCores) == Times(4, kLeaving) + Times(6, kPlain) +
-                                                              Times(6, kLeaving) + Times(2, kPlain),
-                   "near by now");
-  }
-  CopyTrials trials(kSmall);
-  context.Expect(WaysOf(trials, 0, 26, NearCores) == tried + Times(6, kPlain), "near");
+  CopyTrials far(kSmall);
+  context.Expect(WaysOf(far, 50, FarCores) == kTried + Times(30, kLeaving), "far");
+  CopyTrials near(kSmall);
+  context.Expect(WaysOf(near, 50, NearCores) == kTried + Times(30, kPlain), "near");
+  CopyTrials same(kSmall);
+  context.Expect(WaysOf(same, 50, [](Way way) { return way == kPlain ? 1000 : 950; }) ==
+                     kTried + Times(30, kPlain),
+                 "hardly any difference");
 }
 
 void LargeCallsAreTakenPastTheCachesToo(Context& context) {
-  const std::string tried = Times(14, kPlain) + Times(6, kLeaving);
-  {
-    CopyTrials trials(CacheBytes());
-    context.Expect(WaysOf(trials, 0, 30, FarCores) == tried + Times(10, kBoth), "far");
-  }
-  {
-    CopyTrials trials(CacheBytes() - 1);
-    context.Expect(WaysOf(trials, 0, 30, FarCores) == tried + Times(10, kLeaving), "smaller");
-  }
-  CopyTrials trials(CacheBytes());
-  context.Expect(WaysOf(trials, 0, 30, NearCores) == tried + Times(10, kPlain), "near");
+  const std::size_t large = CacheBytes();
+  const auto ways = [](std::size_t bytes, const auto& ns) {
+    CopyTrials trials(bytes);
+    return WaysOf(trials, 50, ns);
+  };
+  const auto far = [](Way way) { return way == kPlain ? 2000 : way == kLeaving ? 800 : 600; };
+  context.Expect(ways(large, far) == kTried + Times(30, kBoth), "far");
+  context.Expect(ways(large, FarCores) == kTried + Times(6, kBoth) + Times(24, kLeaving),
+                 "no gain");
+  context.Expect(ways(large - 1, far) == kTried + Times(30, kLeaving), "smaller");
+  context.Expect(ways(large, NearCores) == kTried + Times(30, kPlain), "near");
 }
 
-/// Of long runs few calls.
-void TrialsBecomeRare(Context& context) {
+/// As where the system moves a process to another core.
+void WhatChangesIsTriedAgain(Context& context) {
   CopyTrials trials(kSmall);
-  std::vector<std::uint64_t> begins;
-  for (std::uint64_t call = 0; call < 20'000; ++call) {
-    trials.Begin(call);
-    if (WayOf(trials.copies()) == kLeaving && (begins.empty() || call - begins.back() >= 6)) {
-      begins.push_back(call);
-    }
-  }
-  const std::vector<std::uint64_t> expected{14, 262, 518, 1030, 2054, 4102, 8198, 12294, 16390};
-  context.Expect(begins == expected, "at powers of two, then every 4096 calls");
+  static_cast<void>(WaysOf(trials, 50, FarCores));
+  const std::string again = Times(6, kPlain) + Times(6, kLeaving);
+  const std::string to_near = WaysOf(trials, 200, NearCores);
+  const std::size_t at = to_near.find(kPlain);
+  context.Expect(at < 70 && to_near.substr(at, 12) == again, "soon");
+  context.Expect(to_near.substr(at + 12) == Times(200 - at - 12, kPlain), "then the other way");
+  const std::string to_far = WaysOf(trials, 200, FarCores);
+  context.Expect(to_far.back() == kLeaving, "and back");
 }
 
-/// A process whose clock says something else tries and times the same calls.
-void AllTryTheSameCalls(Context& context) {
+std::size_t NumLeaving(const std::string& ways) {
+  return static_cast<std::size_t>(std::count(ways.begin(), ways.end(), kLeaving));
+}
+
+void WhatStaysIsSeldomTried(Context& context) {
   CopyTrials trials(kSmall);
-  CopyTrials late(kSmall);
-  static_cast<void>(WaysOf(trials, 0, 252, NoTime));
-  context.Expect(WaysOf(late, 256, 268, NoTime) == WaysOf(trials, 256, 268, NoTime),
-                 "from then on");
+  context.Expect(NumLeaving(WaysOf(trials, 4000, NearCores)) == 6, "at first");
+  context.Expect(NumLeaving(WaysOf(trials, 20'000, NearCores)) == 5 * 6, "now and then");
+}
+
+/// What calls take changes, and the ways stay as they were to each other: ever fewer trials.
+void ChangesThatChangeNothingAreForgotten(Context& context) {
+  CopyTrials trials(kSmall);
+  std::int64_t slower = 1;
+  std::size_t num_leaving = 0;
+  for (int i = 0; i < 200; ++i) {
+    slower = 3 - slower;
+    num_leaving +=
+        NumLeaving(WaysOf(trials, 100, [slower](Way way) { return NearCores(way) * slower; }));
+  }
+  context.Expect(num_leaving >= 6 * 6 && num_leaving <= 6 * 14, "of 20000 calls");
 }
 
 // All rounds of a route between processes of one rank each, in one thread. False: a step failed.
@@ -186,11 +191,12 @@ void AllWaysMoveTheSame(Context& context) {
 }
 
 const Suite suite("copy_trials",
-                  {{"AllTryTheSameCalls", AllTryTheSameCalls},
-                   {"AllWaysMoveTheSame", AllWaysMoveTheSame},
+                  {{"AllWaysMoveTheSame", AllWaysMoveTheSame},
                    {"CallsKeepToTheQuickestWay", CallsKeepToTheQuickestWay},
+                   {"ChangesThatChangeNothingAreForgotten", ChangesThatChangeNothingAreForgotten},
                    {"LargeCallsAreTakenPastTheCachesToo", LargeCallsAreTakenPastTheCachesToo},
-                   {"TrialsBecomeRare", TrialsBecomeRare}});
+                   {"WhatChangesIsTriedAgain", WhatChangesIsTriedAgain},
+                   {"WhatStaysIsSeldomTried", WhatStaysIsSeldomTried}});
 
 }  // namespace
 }  // namespace jaxcoll::testing::copy_trials_test
