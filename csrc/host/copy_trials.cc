@@ -26,15 +26,14 @@ constexpr std::int64_t kMostPause = 4096;
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
-// What is less by chance is not worth a change.
-bool IsClearlyLess(std::int64_t ns, std::int64_t than_ns) { return ns < than_ns / 10 * 9; }
 bool IsMuchLess(std::int64_t ns, std::int64_t than_ns) { return ns < than_ns / 5 * 4; }
 
 }  // namespace
 
-CopyTrials::CopyTrials(std::size_t bytes_moved)
+CopyTrials::CopyTrials(std::size_t bytes_moved, bool takes)
     // What the next operation finds in a cache is not taken past it.
     : num_ways_(bytes_moved < CacheBytes() ? kStreamBoth : kStreamBoth + 1),
+      takes_(takes),
       since_(-kFirst - 1),
       pause_(kLeastPause) {}
 
@@ -76,13 +75,18 @@ void CopyTrials::EndTrial() {
   if (!is_last_) {
     return;
   }
-  if (way_ == kPlain || IsClearlyLess(least_ns_[way_], least_ns_[chosen_])) {
+  if (way_ == kPlain || IsBetter(least_ns_[way_], least_ns_[chosen_])) {
     chosen_ = way_;
   }
   if (way_ == kPlain + 1) {
     pause_ = chosen_ != chosen_before_ ? kLeastPause : std::min(2 * pause_, kMostPause);
   }
   recent_ns_ = kNever;
+}
+
+// What is less by chance is not worth a change.
+bool CopyTrials::IsBetter(std::int64_t ns, std::int64_t than_ns) const {
+  return ns < (takes_ ? than_ns / 10 * 9 : than_ns / 2);
 }
 
 bool CopyTrials::HasChanged() const {

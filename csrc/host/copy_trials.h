@@ -20,8 +20,10 @@ namespace jaxcoll {
 /// most of what tells the ways apart is what a process itself leaves.
 class CopyTrials : public Pooled {
  public:
-  /// Of calls that move so many bytes in all.
-  explicit CopyTrials(std::size_t bytes_moved);
+  /// Of calls that move so many bytes in all. Whether this process `takes` what others leave: if
+  /// not, it sees half of what its way takes, and chooses another one only where that half is
+  /// much quicker.
+  CopyTrials(std::size_t bytes_moved, bool takes);
 
   /// Begins the next call.
   void Begin();
@@ -38,9 +40,11 @@ class CopyTrials : public Pooled {
   static constexpr std::size_t kMostWays = 3;
 
   void EndTrial();
+  [[nodiscard]] bool IsBetter(std::int64_t ns, std::int64_t than_ns) const;
   [[nodiscard]] bool HasChanged() const;
 
   const std::size_t num_ways_;
+  const bool takes_;
   std::size_t chosen_ = 0;
   std::size_t chosen_before_ = 0;
   std::int64_t since_;  // calls, since the last trials began

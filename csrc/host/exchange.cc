@@ -5,7 +5,7 @@
 #include <sys/syscall.h>  // SYS_futex
 #include <unistd.h>       // syscall
 
-#include <algorithm>  // std::max, std::min
+#include <algorithm>  // std::any_of, std::max, std::min
 #include <ctime>      // nanosleep, timespec
 #include <utility>    // std::move
 
@@ -65,9 +65,6 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
       hash_(CallName::HashOf(group, site)),
       members_(members),
       route_(std::move(route)),
-      trials_(route_->round_bytes() < kLeastStreamBytes
-                  ? nullptr
-                  : std::make_unique<CopyTrials>(bytes_moved)),
       steps_(route_->num_phases(), route_->num_rounds()),
       takes_one_by_one_(route_->takes_one_by_one()),
       is_ahead_(GoesAhead(members.mine())),
@@ -103,6 +100,11 @@ Exchange::Exchange(Job& job, Session& session, std::uint64_t group, std::uint64_
     }
   }
   watchers_.Assign(watchers);
+  if (route_->round_bytes() >= kLeastStreamBytes) {
+    const bool takes =
+        std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.reads != 0; });
+    trials_ = std::make_unique<CopyTrials>(bytes_moved, takes);
+  }
 }
 
 bool Exchange::Watches(std::size_t process, std::size_t other) const {

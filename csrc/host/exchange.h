@@ -238,7 +238,7 @@ class Exchange : public Pooled {
   const std::uint64_t hash_;  // of both, see CallName
   const Membership& members_;
   const std::unique_ptr<const Route> route_;
-  const std::unique_ptr<CopyTrials> trials_;  // null: of a route that leaves little
+  std::unique_ptr<CopyTrials> trials_;  // null: of a route that leaves little
   const Steps steps_;
   const bool takes_one_by_one_;      // the route
   const bool is_ahead_;              // as Peer::is_ahead

@@ -43,6 +43,10 @@ bool IsComputing(std::int64_t pid) {
 constexpr std::size_t kMostAhead = 16;
 constexpr std::size_t kLanesPerAhead = 2;
 
+// Calls that nobody is ahead of go round about so many lanes. While more do, each call gives one
+// back.
+constexpr std::size_t kFewLanes = 4;
+
 std::optional<ProcessStat> StatOf(std::int64_t pid) {
   return ReadProcessStat("/proc/" + std::to_string(pid));
 }
@@ -139,6 +143,11 @@ bool Session::SeeEnded(Left& left) {
   return left.has_ended;
 }
 
+void Session::DropOldest() {
+  first_left_ = first_left_ + 1 < left_.size() ? first_left_ + 1 : 0;
+  --num_left_;
+}
+
 int Session::TakeLane(Turn& turn) {
   const std::lock_guard<SpinLock> lock(lanes_lock_);
   if (turn.ticket == 0) {
@@ -158,8 +167,11 @@ int Session::TakeLane(Turn& turn) {
       if (i > 0) {
         std::swap(found, left(0));
       }
-      first_left_ = first_left_ + 1 < left_.size() ? first_left_ + 1 : 0;
-      --num_left_;
+      DropOldest();
+      if (num_left_ > kFewLanes && SeeEnded(left(0))) {  // more go round than there need to
+        fresh_.push_back(left(0).lane);
+        DropOldest();
+      }
       ++next_served_;
       return lane;
     }

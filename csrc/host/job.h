@@ -161,6 +161,7 @@ class Session {
   [[nodiscard]] bool HasEnded(const Left& left) const;
   /// The same, and takes note of it.
   bool SeeEnded(Left& left);
+  void DropOldest();  ///< of these
   /// As MayGoAhead; requires lanes_lock_.
   bool HasRoomAhead();
   /// Whether a process stands in other calls, or in callbacks, after which it may come to more.
@@ -191,7 +192,7 @@ class Session {
 
   // Lanes go round among as few as possible, which so stay in this core's cache, with small calls'
   // part of their windows: the one that was left first is the next, if nobody reads it; else a
-  // fresh one.
+  // fresh one. Those that calls needed that went ahead become fresh ones again.
   SpinLock lanes_lock_;  // guards the next seven, and what calls add to their count
   std::uint64_t last_ticket_ = 0, next_served_ = 1;
   std::vector<int> fresh_;

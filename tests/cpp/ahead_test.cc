@@ -2,7 +2,7 @@
 #include <algorithm>  // std::sort
 #include <atomic>     // std::atomic
 #include <cstddef>    // std::size_t
-#include <cstdint>    // SIZE_MAX, std::int64_t
+#include <cstdint>    // SIZE_MAX, std::int64_t, std::uint64_t
 #include <memory>     // std::make_unique, std::unique_ptr
 #include <string>     // std::string, std::to_string
 #include <vector>     // std::vector
@@ -66,6 +66,53 @@ void ARootGoesAFewCallsAhead(Context& context) {
     });
     context.Expect(num_ended == 21, "all end");
   }
+}
+
+/// Lanes are memory that calls go round, and so few of them stay in a cache.
+void LanesThatWentAheadAreLeftAgain(Context& context) {
+  constexpr std::size_t kNumLanes = 32;
+  Host host(2, {.num_lanes = kNumLanes, .window_bytes = 4096});
+  const std::size_t seat = host.job(0).session()->seat();
+  const Op ahead = BroadcastOp(2, 0, 100);
+  const Op together = AllGatherOp(1, 2, 100);
+  const SharedSite ahead_site(host, 303, OneGroup(2), {0, 1}, ahead.make);
+  const SharedSite together_site(host, 304, OneGroup(2), {0, 1}, together.make);
+  const auto calls = Calls(ahead, 2, 12);
+  const auto others = Calls(together, 2, 100);
+  const std::int64_t run = FreshRuns();
+  const auto make = [&](std::size_t rank, const SharedSite& site, const auto& made,
+                        std::size_t first, std::size_t end) -> Program {
+    for (std::size_t i = first; i < end; ++i) {
+      const CallResult result = co_await site.Begin(rank, run, *made[i]);
+      Check(result.ok, result.error);
+      Check(made[i]->Problem(rank).empty(), [&] { return made[i]->Problem(rank); });
+    }
+  };
+  const auto run_both = [&](const SharedSite& site, const auto& made, std::size_t first,
+                            std::size_t end, int late_ms) {
+    RunRanks(context, 2, [&](std::size_t rank) {
+      SleepMs(rank == 0 ? 0 : late_ms);
+      return make(rank, site, made, first, end);
+    });
+  };
+  run_both(ahead_site, calls, 0, calls.size(), 50);  // the root has left its calls by then
+  run_both(together_site, others, 0, 50, 0);
+  context.Expect(host.segment().seat(seat).num_used_lanes > 8, "a root has many lanes");
+  const auto words = [&] {
+    std::vector<std::uint64_t> all;
+    for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
+      all.push_back(host.segment().lane(seat, lane).word);
+    }
+    return all;
+  };
+  const std::vector<std::uint64_t> before = words();
+  run_both(together_site, others, 50, others.size(), 0);
+  const std::vector<std::uint64_t> after = words();
+  std::size_t num_lanes = 0;
+  for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
+    num_lanes += after[lane] != before[lane] ? 1 : 0;
+  }
+  context.Expect(num_lanes <= 6, [&] { return std::to_string(num_lanes) + " lanes"; });
 }
 
 /// A process that sleeps looks by itself, too, but not often: the median of some times.
@@ -346,6 +393,7 @@ void OwnersInTurnAreNoDifference(Context& context) {
 const Suite suite("ahead",
                   {{"ARootGoesAFewCallsAhead", ARootGoesAFewCallsAhead},
                    {"NobodyWaitsForThoseItGetsNothingFrom", NobodyWaitsForThoseItGetsNothingFrom},
+                   {"LanesThatWentAheadAreLeftAgain", LanesThatWentAheadAreLeftAgain},
                    {"ARootIsWoken", ARootIsWoken},
                    {"ARootWaitsForTheOldestCall", ARootWaitsForTheOldestCall},
                    {"ABufferThatOthersReadStays", ABufferThatOthersReadStays},

@@ -51,11 +51,11 @@ constexpr std::size_t kSmall = 0;
 const std::string kTried = Times(8, kPlain) + Times(6, kPlain) + Times(6, kLeaving);
 
 void CallsKeepToTheQuickestWay(Context& context) {
-  CopyTrials far(kSmall);
+  CopyTrials far(kSmall, true);
   context.Expect(WaysOf(far, 50, FarCores) == kTried + Times(30, kLeaving), "far");
-  CopyTrials near(kSmall);
+  CopyTrials near(kSmall, true);
   context.Expect(WaysOf(near, 50, NearCores) == kTried + Times(30, kPlain), "near");
-  CopyTrials same(kSmall);
+  CopyTrials same(kSmall, true);
   context.Expect(WaysOf(same, 50, [](Way way) { return way == kPlain ? 1000 : 950; }) ==
                      kTried + Times(30, kPlain),
                  "hardly any difference");
@@ -64,7 +64,7 @@ void CallsKeepToTheQuickestWay(Context& context) {
 void LargeCallsAreTakenPastTheCachesToo(Context& context) {
   const std::size_t large = CacheBytes();
   const auto ways = [](std::size_t bytes, const auto& ns) {
-    CopyTrials trials(bytes);
+    CopyTrials trials(bytes, true);
     return WaysOf(trials, 50, ns);
   };
   const auto far = [](Way way) { return way == kPlain ? 2000 : way == kLeaving ? 800 : 600; };
@@ -75,9 +75,20 @@ void LargeCallsAreTakenPastTheCachesToo(Context& context) {
   context.Expect(ways(large, NearCores) == kTried + Times(30, kPlain), "near");
 }
 
+/// As a broadcast's root, which sees nothing of what the others' copies take.
+void WhoDoesNotTakeNeedsAClearGain(Context& context) {
+  const auto chosen = [](std::int64_t leaving_ns, bool takes) {
+    CopyTrials trials(kSmall, takes);
+    return WaysOf(trials, 50, [&](Way way) { return way == kPlain ? 1000 : leaving_ns; }).back();
+  };
+  context.Expect(chosen(700, true) == kLeaving, "who takes sees all");
+  context.Expect(chosen(700, false) == kPlain, "who does not, half of it");
+  context.Expect(chosen(400, false) == kLeaving, "much quicker");
+}
+
 /// As where the system moves a process to another core.
 void WhatChangesIsTriedAgain(Context& context) {
-  CopyTrials trials(kSmall);
+  CopyTrials trials(kSmall, true);
   static_cast<void>(WaysOf(trials, 50, FarCores));
   const std::string again = Times(6, kPlain) + Times(6, kLeaving);
   const std::string to_near = WaysOf(trials, 200, NearCores);
@@ -93,14 +104,14 @@ std::size_t NumLeaving(const std::string& ways) {
 }
 
 void WhatStaysIsSeldomTried(Context& context) {
-  CopyTrials trials(kSmall);
+  CopyTrials trials(kSmall, true);
   context.Expect(NumLeaving(WaysOf(trials, 4000, NearCores)) == 6, "at first");
   context.Expect(NumLeaving(WaysOf(trials, 20'000, NearCores)) == 5 * 6, "now and then");
 }
 
 /// What calls take changes, and the ways stay as they were to each other: ever fewer trials.
 void ChangesThatChangeNothingAreForgotten(Context& context) {
-  CopyTrials trials(kSmall);
+  CopyTrials trials(kSmall, true);
   std::int64_t slower = 1;
   std::size_t num_leaving = 0;
   for (int i = 0; i < 200; ++i) {
@@ -196,7 +207,8 @@ const Suite suite("copy_trials",
                    {"ChangesThatChangeNothingAreForgotten", ChangesThatChangeNothingAreForgotten},
                    {"LargeCallsAreTakenPastTheCachesToo", LargeCallsAreTakenPastTheCachesToo},
                    {"WhatChangesIsTriedAgain", WhatChangesIsTriedAgain},
-                   {"WhatStaysIsSeldomTried", WhatStaysIsSeldomTried}});
+                   {"WhatStaysIsSeldomTried", WhatStaysIsSeldomTried},
+                   {"WhoDoesNotTakeNeedsAClearGain", WhoDoesNotTakeNeedsAClearGain}});
 
 }  // namespace
 }  // namespace jaxcoll::testing::copy_trials_test

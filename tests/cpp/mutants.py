@@ -485,8 +485,8 @@ MUTANTS = [
     Mutant(
         "calls copy the way that took them less time",
         "csrc/host/copy_trials.cc",
-        "if (way_ == kPlain || IsClearlyLess(",
-        "if (way_ == kPlain || !IsClearlyLess(",
+        "if (way_ == kPlain || IsBetter(",
+        "if (way_ == kPlain || !IsBetter(",
         ("copy_trials", "CallsKeepToTheQuickestWay"),
     ),
     Mutant(
@@ -516,6 +516,13 @@ MUTANTS = [
         "operand_bytes >= kBytes[i] * 2",
         "operand_bytes >= kBytes[i] * 4",
         ("copy_costs", "EachSizeHasCostsOfItsOwn"),
+    ),
+    Mutant(
+        "lanes that calls ahead needed are given back",
+        "csrc/host/job.cc",
+        "if (num_left_ > kFewLanes && SeeEnded(left(0))) {",
+        "if (false) {",
+        ("ahead", "LanesThatWentAheadAreLeftAgain"),
     ),
     Mutant(
         "what others have ended is heard with their next call",
