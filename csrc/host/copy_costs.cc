@@ -32,9 +32,11 @@ constexpr int kRounds = 2 * kLanes;
 // Beforehand, memory is touched for the first time; and where the caches can hold it, so much goes
 // round till they do. Rounds of 1 MiB then take half the time (2 cores of an AMD EPYC).
 constexpr std::size_t kSettlingBytes = std::size_t{200} << 20;
+// Of all processes: many a last-level cache of today. The same for all, as their rounds must be.
+constexpr std::size_t kCachesBytes = std::size_t{32} << 20;
 // Where processes share cores it would take long.
 constexpr std::size_t kMostCrowdedBytes = std::size_t{4} << 20;
-constexpr std::int64_t kRehearsalNs = 1'000'000'000;  // of each size
+constexpr std::int64_t kMostRoundNs = 1'000'000'000;
 constexpr int kRehearsalLooks = 1000;
 constexpr int kCrowdedRehearsalLooks = 5;
 // In the place of a step: its process does not go on.
@@ -88,21 +90,27 @@ class Rehearsal {
  private:
   // False: not all have come.
   bool Measure(std::size_t bytes, CopyCosts& costs) {
-    const int num_uncounted =
+    int num_uncounted =
         Fits(bytes) ? std::max(num_lanes_, static_cast<int>(kSettlingBytes / bytes)) : num_lanes_;
     bytes_ = bytes;
     from_.resize(bytes / kCacheLine);
     to_.resize(bytes / kCacheLine);
-    until_ns_ = NowNs() + kRehearsalNs;
     constexpr double kNever = std::numeric_limits<double>::infinity();
     const CopyCosts nothing{.leaving = kNever, .taking = kNever, .reading = kNever};
     costs = nothing;
     // One way after the other: what another process has read is slower to write, either way.
     bool all_come = true;
-    for (int round = 0; round < num_uncounted + kRounds && all_come; ++round) {
-      costs = round == num_uncounted ? nothing : costs;
-      lane_ = static_cast<std::size_t>(round % num_lanes_);
-      all_come = ThroughWindows(costs);
+    for (const CopyFn leave : {CopyFn{nullptr}, GetStreamCopy()}) {  // as calls do: copy_trials.h
+      CopyCosts found = nothing;
+      for (int round = 0; round < num_uncounted + kRounds && all_come; ++round) {
+        found = round == num_uncounted ? nothing : found;
+        lane_ = static_cast<std::size_t>(round % num_lanes_);
+        all_come = ThroughWindows(leave, found);
+      }
+      if (found.leaving + found.taking < costs.leaving + costs.taking) {
+        costs = found;
+      }
+      num_uncounted = num_lanes_;
     }
     for (int round = 0; round < kRounds && all_come; ++round) {
       all_come = ByReading(costs);
@@ -118,7 +126,7 @@ class Rehearsal {
     const SegmentShape& shape = segment_.shape();
     const std::size_t of_each =
         2 * bytes + static_cast<std::size_t>(num_lanes_) * shape.window_bytes;
-    return shape.num_seats * of_each <= CacheBytes() / 2;
+    return shape.num_seats * of_each <= kCachesBytes;
   }
 
   // Notes what a round took, if it is the least.
@@ -154,7 +162,8 @@ class Rehearsal {
     return segment_.window(of, lane_) + RoundBegin(piece, piece_bytes_);
   }
 
-  bool ThroughWindows(CopyCosts& costs) {
+  bool ThroughWindows(CopyFn leave, CopyCosts& costs) {
+    until_ns_ = NowNs() + kMostRoundNs;
     const std::uint64_t first = step_;
     std::int64_t leaving_ns = 0;
     std::int64_t taking_ns = 0;
@@ -165,7 +174,7 @@ class Rehearsal {
         return false;
       }
       const std::int64_t begin_ns = NowNs();
-      std::memcpy(Slot(mine_, piece), from() + at, bytes);
+      Copy(Slot(mine_, piece), from() + at, bytes, leave);
       leaving_ns += NowNs() - begin_ns;
       Publish();
       if (!Await(next_, step_)) {
@@ -182,6 +191,7 @@ class Rehearsal {
   }
 
   bool ByReading(CopyCosts& costs) {
+    until_ns_ = NowNs() + kMostRoundNs;
     seat(mine_).sample.store(from(), std::memory_order_relaxed);
     Publish();
     if (!Await(next_, step_)) {

@@ -78,7 +78,7 @@ void CopyTrials::EndTrial() {
   if (way_ == kPlain || IsBetter(least_ns_[way_], least_ns_[chosen_])) {
     chosen_ = way_;
   }
-  if (way_ == kPlain + 1) {
+  if (way_ + 1 == num_ways_ || (way_ != kPlain && chosen_ == kPlain)) {  // the last one
     pause_ = chosen_ != chosen_before_ ? kLeastPause : std::min(2 * pause_, kMostPause);
   }
   recent_ns_ = kNever;

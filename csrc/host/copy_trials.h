@@ -16,8 +16,8 @@ namespace jaxcoll {
 /// while a program runs. So the first calls of a site try the ways, a few calls in a row each, and
 /// keep to the quickest one; calls do so again where what they take has changed, and else seldom.
 ///
-/// All processes try the same way in the same call at first, and later about so. That is enough:
-/// most of what tells the ways apart is what a process itself leaves.
+/// All processes try the same way in the same call at first; later each when it sees a change. Most
+/// of what tells the ways apart is what a process itself leaves.
 class CopyTrials : public Pooled {
  public:
   /// Of calls that move so many bytes in all. Whether this process `takes` what others leave: if

@@ -146,6 +146,9 @@ void Exchange::AddTo(Footprint& footprint) const {
   if (peers_.size() > 1) {  // else it lies within
     footprint.Add(peers_.data(), peers_.size() * sizeof(Peer));
   }
+  if (trials_ != nullptr) {
+    footprint.Add(trials_.get(), sizeof(*trials_));
+  }
 }
 
 Lane& Exchange::lane() const {

@@ -95,7 +95,7 @@ void LanesThatWentAheadAreLeftAgain(Context& context) {
       return make(rank, site, made, first, end);
     });
   };
-  run_both(ahead_site, calls, 0, calls.size(), 50);  // the root has left its calls by then
+  run_both(ahead_site, calls, 0, calls.size(), 100);  // the root has left its calls by then
   run_both(together_site, others, 0, 50, 0);
   context.Expect(host.segment().seat(seat).num_used_lanes > 8, "a root has many lanes");
   const auto words = [&] {

@@ -611,6 +611,68 @@ void ARingHasNoRoot(Context& context) {
   }
 }
 
+/// Notes how its calls are to copy: past the caches is quicker in all processes but the first.
+class TriedRoute final : public Route {
+ public:
+  TriedRoute(std::string& ways, const Membership& members) : ways_(ways), members_(members) {}
+  [[nodiscard]] std::size_t num_phases() const override { return 2; }
+  [[nodiscard]] std::size_t num_rounds() const override { return 1; }
+  [[nodiscard]] std::size_t round_bytes() const override { return kLeastStreamBytes; }
+  [[nodiscard]] bool Run(std::size_t phase, std::size_t /*round*/, const Buffers& /*local*/,
+                         const Processes& processes) const override {
+    const bool streams = processes.copies.leave != nullptr;
+    if (phase == 0) {
+      ways_ += streams ? 's' : 'p';
+    }
+    SleepMs(streams == (members_.mine() == 0) ? 2 : 0);
+    return true;
+  }
+
+ private:
+  std::string& ways_;  // of its process
+  const Membership& members_;
+};
+
+class TriedWork final : public Work {
+ public:
+  explicit TriedWork(std::string* ways) : ways_(ways) {}
+  [[nodiscard]] std::size_t num_operands() const override { return 1; }
+  [[nodiscard]] std::size_t num_results() const override { return 1; }
+  [[nodiscard]] std::size_t operand_bytes(std::size_t) const override { return 8; }
+  [[nodiscard]] std::size_t result_bytes(std::size_t) const override { return 8; }
+  [[nodiscard]] std::size_t num_chunks(std::size_t) const override { return 0; }
+  [[nodiscard]] std::size_t bytes_moved(std::size_t) const override { return 8; }
+  void Run(std::size_t, const Buffers&) const override {}
+  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
+                                                       const RouteOptions&) const override {
+    return std::make_unique<TriedRoute>(ways_[members.mine()], members);
+  }
+
+ private:
+  std::string* const ways_;
+};
+
+void CallsTryTheirWays(Context& context) {
+  Host host(2, {.num_lanes = 4, .window_bytes = 65536});
+  std::string ways[2];
+  const SharedSite site(host, 80, OneGroup(2), {0, 1},
+                        [&] { return std::make_unique<TriedWork>(ways); });
+  const std::int64_t run = FreshRuns();
+  RunRanks(context, 2, [&](std::size_t rank) -> Program {
+    for (int call = 0; call < 30; ++call) {
+      const double operand = 0;
+      double result = 0;
+      const void* const from = &operand;
+      void* const to = &result;
+      const CallResult ended = co_await site.Begin(rank, run, {&from, 1}, {&to, 1});
+      Check(ended.ok, ended.error);
+    }
+  });
+  const std::string tried = std::string(14, 'p') + std::string(6, 's');
+  context.Expect(ways[0] == tried + std::string(10, 'p'), "the first one keeps to plain copies");
+  context.Expect(ways[1] == tried + std::string(10, 's'), "the second one does not");
+}
+
 /// So often that they try all ways to copy into their windows, and choose one.
 void ManyCallsInTurn(Context& context) {
   constexpr std::size_t kTurns = 32;
@@ -674,6 +736,7 @@ const Suite suite("exchange", {{"EveryStepHasItsTurn", EveryStepHasItsTurn},
                                {"ReductionsReadInPlace", ReductionsReadInPlace},
                                {"BuffersStayUntilOthersHaveRead", BuffersStayUntilOthersHaveRead},
                                {"SumsReadWhatIsFaster", SumsReadWhatIsFaster},
+                               {"CallsTryTheirWays", CallsTryTheirWays},
                                {"ManyCallsInTurn", ManyCallsInTurn},
                                {"ReadsFromOneMebibyteOn", ReadsFromOneMebibyteOn},
                                {"ReadsWhatIsFaster", ReadsWhatIsFaster}});
