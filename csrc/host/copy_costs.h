@@ -38,7 +38,7 @@ struct CopyCostsBySize {
 };
 
 /// Passes memory around all processes of the session, both ways, as a chain of calls does. All of
-/// them do so at this time, before the first call, and once. Takes some 140 ms of a core that each
+/// them do so at this time, before the first call, and once. Takes some 160 ms of a core that each
 /// has for itself, and more where they share cores: 16 MiB then cost as much as 4. Where the system
 /// refuses, another process does not come within a second, or windows are smaller than 16 KiB (as
 /// where a process is alone on its host), reading costs infinitely much. Where processes come for
