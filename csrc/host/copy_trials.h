@@ -11,7 +11,7 @@
 namespace jaxcoll {
 
 /// Between cores that are far from each other, as of two last-level caches, copies past the caches
-/// take down to 0.4 of the time: whoever writes to a window again waits for each line that another
+/// take about half the time: whoever writes to a window again waits for each line that another
 /// core has read. Between near ones they take twice as long. Which it is, the system may change
 /// while a program runs. So the first calls of a site try the ways, a few calls in a row each, and
 /// keep to the quickest one; calls do so again where what they take has changed, and else seldom.

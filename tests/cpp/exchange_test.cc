@@ -633,30 +633,14 @@ class TriedRoute final : public Route {
   const Membership& members_;
 };
 
-class TriedWork final : public Work {
- public:
-  explicit TriedWork(std::string* ways) : ways_(ways) {}
-  [[nodiscard]] std::size_t num_operands() const override { return 1; }
-  [[nodiscard]] std::size_t num_results() const override { return 1; }
-  [[nodiscard]] std::size_t operand_bytes(std::size_t) const override { return 8; }
-  [[nodiscard]] std::size_t result_bytes(std::size_t) const override { return 8; }
-  [[nodiscard]] std::size_t num_chunks(std::size_t) const override { return 0; }
-  [[nodiscard]] std::size_t bytes_moved(std::size_t) const override { return 8; }
-  void Run(std::size_t, const Buffers&) const override {}
-  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
-                                                       const RouteOptions&) const override {
-    return std::make_unique<TriedRoute>(ways_[members.mine()], members);
-  }
-
- private:
-  std::string* const ways_;
-};
-
 void CallsTryTheirWays(Context& context) {
   Host host(2, {.num_lanes = 4, .window_bytes = 65536});
   std::string ways[2];
-  const SharedSite site(host, 80, OneGroup(2), {0, 1},
-                        [&] { return std::make_unique<TriedWork>(ways); });
+  const SharedSite site(host, 80, OneGroup(2), {0, 1}, [&] {
+    return std::make_unique<RoutedWork>([&](const Membership& members) {
+      return std::make_unique<TriedRoute>(ways[members.mine()], members);
+    });
+  });
   const std::int64_t run = FreshRuns();
   RunRanks(context, 2, [&](std::size_t rank) -> Program {
     for (int call = 0; call < 30; ++call) {

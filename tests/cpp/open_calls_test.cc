@@ -227,24 +227,10 @@ class SlowRoute final : public Route {
   const Membership& members_;
 };
 
-class SlowWork final : public Work {
- public:
-  explicit SlowWork(const SlowSteps& slow) : slow_(slow) {}
-  [[nodiscard]] std::size_t num_operands() const override { return 1; }
-  [[nodiscard]] std::size_t num_results() const override { return 1; }
-  [[nodiscard]] std::size_t operand_bytes(std::size_t) const override { return 8; }
-  [[nodiscard]] std::size_t result_bytes(std::size_t) const override { return 8; }
-  [[nodiscard]] std::size_t num_chunks(std::size_t) const override { return 0; }
-  [[nodiscard]] std::size_t bytes_moved(std::size_t) const override { return 8; }
-  void Run(std::size_t, const Buffers&) const override {}
-  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
-                                                       const RouteOptions&) const override {
-    return std::make_unique<SlowRoute>(slow_, members);
-  }
-
- private:
-  const SlowSteps slow_;
-};
+std::unique_ptr<const Work> SlowWork(const SlowSteps& slow) {
+  return std::make_unique<RoutedWork>(
+      [slow](const Membership& members) { return std::make_unique<SlowRoute>(slow, members); });
+}
 
 /// A rank's calls of SlowWork, in turn at the sites.
 Program CallInTurn(std::vector<const SharedSite*> sites, std::size_t rank, std::int64_t run,
@@ -265,7 +251,7 @@ void NobodyOverwritesWhatOthersRead(Context& context) {
     Host host(3, {.num_lanes = num_lanes, .window_bytes = 4096});
     const auto make = [] {
       const auto read_ms = [](std::uint64_t call) -> std::int64_t { return call % 3 == 0 ? 2 : 0; };
-      return std::make_unique<SlowWork>(SlowSteps{.num_rounds = 1, .read_ms = read_ms});
+      return SlowWork(SlowSteps{.num_rounds = 1, .read_ms = read_ms});
     };
     const SharedSite one(host, 241, OneGroup(3), {0, 1, 2}, make);
     const SharedSite other(host, 242, OneGroup(3), {0, 1, 2}, make);
@@ -280,7 +266,7 @@ void ASlowStepIsNoMismatch(Context& context) {
   Host host(2);
   const SharedSite site(host, 243, OneGroup(2), {0, 1}, [] {
     const auto read_ms = [](std::uint64_t) -> std::int64_t { return 650; };
-    return std::make_unique<SlowWork>(SlowSteps{.num_rounds = 3, .read_ms = read_ms});
+    return SlowWork(SlowSteps{.num_rounds = 3, .read_ms = read_ms});
   });
   const std::int64_t run = FreshRuns();
   RunThreads(context, 2, [&](std::size_t rank) {

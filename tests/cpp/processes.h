@@ -26,6 +26,8 @@
 #include "host/call_site.h"
 #include "host/copy_costs.h"
 #include "host/job.h"
+#include "host/membership.h"
+#include "host/route.h"
 #include "host/segment.h"
 #include "host/work.h"
 #include "ops.h"
@@ -147,6 +149,28 @@ inline Placement PlacementOf(Job& job, const Groups& groups, const Places& proce
   }
   return placement;
 }
+
+/// Eight bytes of each rank, for a route of a test's own.
+class RoutedWork final : public Work {
+ public:
+  using Make = std::function<std::unique_ptr<const Route>(const Membership&)>;
+
+  explicit RoutedWork(Make make) : make_(std::move(make)) {}
+  [[nodiscard]] std::size_t num_operands() const override { return 1; }
+  [[nodiscard]] std::size_t num_results() const override { return 1; }
+  [[nodiscard]] std::size_t operand_bytes(std::size_t) const override { return 8; }
+  [[nodiscard]] std::size_t result_bytes(std::size_t) const override { return 8; }
+  [[nodiscard]] std::size_t num_chunks(std::size_t) const override { return 0; }
+  [[nodiscard]] std::size_t bytes_moved(std::size_t) const override { return 8; }
+  void Run(std::size_t, const Buffers&) const override {}
+  [[nodiscard]] std::unique_ptr<const Route> MakeRoute(const Membership& members,
+                                                       const RouteOptions&) const override {
+    return make_(members);
+  }
+
+ private:
+  const Make make_;
+};
 
 /// One call of the job's program: a call site in each process.
 class SharedSite {
